@@ -1,0 +1,1 @@
+"""Meshes, sharding rules, KV layouts and device topologies. Knows nothing of the inference library."""

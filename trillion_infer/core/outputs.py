@@ -1,0 +1,65 @@
+"""What a request gives back. Names and meanings follow vLLM's RequestOutput."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Logprob:
+    """Natural-log probability of one token at one position; rank 1 is the likeliest."""
+
+    logprob: float
+    rank: int
+    decoded_token: str = ""
+
+
+@dataclass
+class CompletionOutput:
+    """One of the n answers. `logprobs[i]` maps token id to Logprob at generated position i."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    cumulative_logprob: float | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+
+@dataclass
+class RequestMetrics:
+    """Wall-clock marks, in seconds of `time.monotonic()`; None until reached."""
+
+    arrival_time: float = 0.0
+    first_scheduled_time: float | None = None
+    first_token_time: float | None = None
+    last_token_time: float | None = None
+    finished_time: float | None = None
+    token_times: list[float] = field(default_factory=list)
+    preemptions: int = 0
+
+    @property
+    def time_to_first_token(self) -> float | None:
+        return None if self.first_token_time is None else self.first_token_time - self.arrival_time
+
+
+@dataclass
+class RequestOutput:
+    """A prompt with its answers.
+
+    num_cached_tokens: prompt tokens whose KV was found instead of computed, at most len(prompt_token_ids) - 1.
+    max_tokens: the limit in force, after the context's end was taken into account.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    num_cached_tokens: int = 0
+    max_tokens: int = 0
+    metrics: RequestMetrics = field(default_factory=RequestMetrics)
