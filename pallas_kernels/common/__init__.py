@@ -1,0 +1,1 @@
+"""What the operations share: the choice of a backend and its errors."""

@@ -1,0 +1,6 @@
+"""Attention of ragged batches (decode, chunked prefill, verification) over a paged key-value pool."""
+
+from pallas_kernels.ragged_paged_attention.api import ragged_paged_attention
+from pallas_kernels.ragged_paged_attention.checks import check_values
+
+__all__ = ["check_values", "ragged_paged_attention"]

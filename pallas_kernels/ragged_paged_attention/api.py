@@ -1,0 +1,83 @@
+"""Ragged paged attention: writes the new keys and values of a batch into the pool and attends."""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from pallas_kernels.common.backends import choose_backend
+from pallas_kernels.ragged_paged_attention import reference
+from pallas_kernels.ragged_paged_attention.checks import check_options, check_shapes
+
+
+def ragged_paged_attention(
+    q: Float[Array, "T H D"],
+    k: Float[Array, "T K D"],
+    v: Float[Array, "T K D"],
+    kv_pool: Array,
+    layer: Int[Array, ""],
+    kv_lens: Int[Array, " S"],
+    page_table: Int[Array, "S B"],
+    cu_q_lens: Int[Array, " S+1"],
+    num_seqs: Int[Array, " 2"],
+    *,
+    scale: float,
+    window: int | None = None,
+    chunk: int | None = None,
+    soft_cap: float | None = None,
+    sinks: Float[Array, " H"] | None = None,
+    k_scale: float | None = None,
+    v_scale: float | None = None,
+    backend: str = "auto",
+    interpret: bool = False,
+) -> tuple[Float[Array, "T H D"], Array]:
+    """Causal attention of T query tokens of S sequences over their pages, after writing their keys and values.
+
+    Query head h uses KV head h // (H // K). Sequences stand in this order: those with exactly one query token
+    (decode), then the rest (prefill chunks, verification of drafts), then padding.
+
+    Args:
+      q, k, v: the new tokens of all sequences, one sequence after another. Tokens at and past
+        cu_q_lens[num_seqs[1]] are padding: they write nothing and their output is zero.
+      kv_pool: `[L, P, p, 2K/pack, pack, D]`, stacked over the layers of a cache group; the merged axes
+        2K/pack and pack are the heads k0, v0, k1, v1, …. Updated in place where the caller donates it.
+      layer: the layer of the pool to use.
+      kv_lens: positions of each sequence with the new tokens counted, 0 for padding.
+      page_table: page of block b of sequence s; entries of blocks that no query of this step sees may be anything.
+      cu_q_lens: tokens of sequence s are q[cu_q_lens[s]:cu_q_lens[s + 1]].
+      num_seqs: number of leading decode sequences, and number of sequences without padding.
+      scale: factor of the scores before softmax.
+      window: a position i sees (i - window, i]. chunk: it sees [i // chunk * chunk, i].
+      soft_cap: c, scores become c * tanh(scores / c).
+      sinks: a logit per query head that takes part in softmax and has no value.
+      k_scale, v_scale: of an 8-bit pool; stored = value / scale.
+      backend: `auto`, `reference`, `tpu` or `gpu`.
+      interpret: run a Pallas kernel on CPU, for tests.
+
+    Returns:
+      The output, in the dtype of q, and the pool with the new tokens written. Slots of the pool that hold none of
+      the keys in view are never read into the result; they may hold NaN.
+
+    Raises:
+      ValueError: shapes, dtypes or options do not fit.
+      UnsupportedError: no implementation can run them; every reason is listed.
+    """
+    check_shapes(q, k, v, kv_pool, kv_lens, page_table, cu_q_lens, num_seqs, sinks)
+    check_options(scale, window, chunk, soft_cap, k_scale, v_scale)
+    choose_backend("ragged_paged_attention", backend, {"reference": lambda: None})
+    return reference.ragged_paged_attention(
+        q,
+        k,
+        v,
+        kv_pool,
+        jnp.asarray(layer, jnp.int32),
+        kv_lens,
+        page_table,
+        cu_q_lens,
+        num_seqs,
+        scale=scale,
+        window=window,
+        chunk=chunk,
+        soft_cap=soft_cap,
+        sinks=sinks,
+        k_scale=k_scale,
+        v_scale=v_scale,
+    )
