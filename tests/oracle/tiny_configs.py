@@ -137,6 +137,75 @@ KIMI_TEXT: Config = _DEEPSEEK | {
     "rope_theta": 50000.0,
 }
 
+KIMI_K25: Config = {
+    "architectures": ["KimiK25ForConditionalGeneration"],
+    "model_type": "kimi_k25",
+    "media_placeholder_token_id": 120,
+    "pad_token_id": 127,
+    "ignore_index": -100,
+    "torch_dtype": "bfloat16",
+    "text_config": KIMI_TEXT
+    | {
+        "num_nextn_predict_layers": 0,
+        "rms_norm_eps": 1e-05,
+        "rope_scaling": _DEEPSEEK["rope_scaling"] | {"factor": 64.0, "beta_fast": 32.0, "beta_slow": 1.0},
+        "max_position_embeddings": 2048,
+        "quantization_config": {
+            "quant_method": "compressed-tensors",
+            "format": "pack-quantized",
+            "quantization_status": "compressed",
+            "kv_cache_scheme": None,
+            "ignore": [
+                "lm_head",
+                "re:.*self_attn.*",
+                "re:.*shared_experts.*",
+                "re:.*mlp\\.(gate|up|gate_up|down)_proj.*",
+            ],
+            "config_groups": {
+                "group_0": {
+                    "input_activations": None,
+                    "output_activations": None,
+                    "targets": ["Linear"],
+                    "weights": {
+                        "actorder": None,
+                        "block_structure": None,
+                        "dynamic": False,
+                        "group_size": 32,
+                        "num_bits": 4,
+                        "observer": "minmax",
+                        "observer_kwargs": {},
+                        "strategy": "group",
+                        "symmetric": True,
+                        "type": "int",
+                    },
+                }
+            },
+        },
+    },
+    "vision_config": {"model_type": "kimi_k25_vision", "hidden_size": 4, "num_hidden_layers": 1},
+}
+
+DEEPSEEK_FP8: Config = _DEEPSEEK | {
+    "hidden_size": 160,
+    "intermediate_size": 136,
+    "kv_lora_rank": 136,
+    "moe_intermediate_size": 64,
+    "n_group": 1,
+    "n_routed_experts": 3,
+    "num_experts_per_tok": 2,
+    "num_hidden_layers": 2,
+    "q_lora_rank": 32,
+    "topk_group": 1,
+    "v_head_dim": 16,
+    "vocab_size": 64,
+    "quantization_config": {
+        "activation_scheme": "dynamic",
+        "fmt": "e4m3",
+        "quant_method": "fp8",
+        "weight_block_size": [128, 128],
+    },
+}
+
 _LLAMA4: Config = {
     "architectures": ["Llama4ForCausalLM"],
     "model_type": "llama4_text",
@@ -319,4 +388,17 @@ TEXT_MODELS: dict[str, Config] = {
         "rope_scaling": None,
         "use_qk_norm": False,
     },
+}
+
+MULTIMODAL: dict[str, Config] = {
+    "llama4_maverick": {
+        "architectures": ["Llama4ForConditionalGeneration"],
+        "model_type": "llama4",
+        "boi_token_index": 121,
+        "eoi_token_index": 122,
+        "image_token_index": 123,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "vision_config": {"model_type": "llama4_vision_model", "hidden_size": 4, "num_hidden_layers": 1},
+    }
 }
