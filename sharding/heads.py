@@ -29,9 +29,7 @@ class HeadPlan:
     @property
     def replicas(self) -> int:
         """Copies of each KV head: the largest divisor of tensor that leaves room for every KV head."""
-        fitting = [
-            r for r in range(1, self.tensor + 1) if self.tensor % r == 0 and self.tensor // r >= self.kv_heads
-        ]
+        fitting = [r for r in range(1, self.tensor + 1) if self.tensor % r == 0 and self.tensor // r >= self.kv_heads]
         return max(fitting, default=1)
 
     @property

@@ -1,0 +1,1 @@
+"""Building blocks of decoders, in flax.nnx. Every block runs on one shard of the mesh (inside shard_map)."""

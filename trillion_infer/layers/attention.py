@@ -1,0 +1,124 @@
+"""Grouped-query attention over the paged pool."""
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from pallas_kernels.ragged_paged_attention import ragged_paged_attention
+from sharding.heads import HeadPlan
+from trillion_infer.config.model import AttentionSpec, ModelConfig, cache_key
+from trillion_infer.layers.context import Context
+from trillion_infer.layers.linear import linear
+from trillion_infer.layers.norm import RMSNorm, rms_normalise
+from trillion_infer.layers.parameters import WHOLE, Part, stacked, value
+from trillion_infer.layers.rope import apply_rope
+
+
+class Attention(nnx.Module):
+    """q, k, v in one product, laid out by physical KV head so that a shard holds whole groups (see HeadPlan).
+
+    qkv: `[K, G+2, D, M]`: the G query heads of KV head k, then its key and its value. out: `[M, K, G, D]`.
+    """
+
+    def __init__(self, spec: AttentionSpec, config: ModelConfig, prefixes: tuple[str, ...], tensor: int):
+        self.spec = spec
+        plan = HeadPlan(spec.heads, spec.kv_heads, tensor)
+        kv, group, dim, width = plan.physical_kv_heads, plan.group, spec.head_dim, config.width
+        self.group = group
+        head_axes = ("kv_heads", "heads_in_group", "head_dim")
+        places = {"q": slice(0, group), "k": group, "v": group + 1}
+
+        def rows(which: str, tail: tuple[int, ...]) -> Part:
+            heads = spec.heads if which == "q" else spec.kv_heads
+            place = plan.place_queries if which == "q" else plan.place_keys
+            return Part((slice(None), places[which]), lambda w: place(w.reshape(heads, dim, *tail)))
+
+        self.qkv = stacked(
+            prefixes,
+            (kv, group + 2, dim, width),
+            (*head_axes, "embed"),
+            {f"{which}_proj.weight": rows(which, (width,)) for which in places},
+        )
+        self.out = stacked(
+            prefixes,
+            (width, kv, group, dim),
+            ("embed", *head_axes),
+            {"o_proj.weight": Part((), lambda w: _place_out(plan, w, dim))},
+        )
+        self.qkv_bias = self.out_bias = self.sinks = self.q_norm = self.k_norm = None
+        if spec.qkv_bias:
+            biases = {f"{which}_proj.bias": rows(which, ()) for which in places}
+            self.qkv_bias = stacked(prefixes, (kv, group + 2, dim), head_axes, biases)
+        if spec.out_bias:
+            self.out_bias = stacked(prefixes, (width,), ("embed",), {"o_proj.bias": WHOLE})
+        if spec.sinks:
+            sinks = {"sinks": Part((), plan.place_queries)}
+            self.sinks = stacked(prefixes, (kv, group), ("kv_heads", "heads_in_group"), sinks, dtype="float32")
+        if spec.qk_norm == "rms":
+            eps, plus_one = config.norm_eps, config.norm_plus_one
+            self.q_norm = RMSNorm(tuple(p + "q_norm." for p in prefixes), dim, eps, plus_one)
+            self.k_norm = RMSNorm(tuple(p + "k_norm." for p in prefixes), dim, eps, plus_one)
+
+    def __call__(
+        self, x: Float[Array, "T M"], pools: tuple[Array, ...], layer: Int[Array, ""], ctx: Context
+    ) -> tuple[Float[Array, "T M"], tuple[Array, ...]]:
+        """Writes the step's keys and values into layer `layer` of this mixer's pool and attends."""
+        spec = self.spec
+        qkv = linear(x, self.qkv, ctx)
+        if self.qkv_bias is not None:
+            qkv = qkv + value(self.qkv_bias).astype(qkv.dtype)
+        tokens, kv_heads = qkv.shape[:2]
+        q = qkv[:, :, : self.group].reshape(tokens, kv_heads * self.group, spec.head_dim)
+        k, v = qkv[:, :, self.group], qkv[:, :, self.group + 1]
+        q, k = self._position(q, k, ctx)
+        place = ctx.cache_index[cache_key(spec)]
+        sequences = ctx.sequences
+        out, pool = ragged_paged_attention(
+            q,
+            k,
+            v,
+            pools[place],
+            layer,
+            sequences.kv_lens,
+            sequences.page_tables[place],
+            sequences.cu_q_lens,
+            sequences.num_seqs,
+            scale=spec.scale,
+            window=spec.window,
+            chunk=spec.chunk,
+            soft_cap=spec.soft_cap,
+            sinks=None if self.sinks is None else value(self.sinks).reshape(-1),
+            backend=ctx.ops.attention,
+            interpret=ctx.ops.interpret,
+        )
+        y = linear(out.reshape(tokens, kv_heads, self.group, spec.head_dim), self.out, ctx, in_axes=3)
+        y = ctx.sum_over(y, "kv_heads")
+        if self.out_bias is not None:
+            y = y + value(self.out_bias).astype(y.dtype)
+        return y, (*pools[:place], pool, *pools[place + 1 :])
+
+    def _position(self, q: Array, k: Array, ctx: Context) -> tuple[Array, Array]:
+        """Norms and rotations that queries and keys get before they meet."""
+        spec = self.spec
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if spec.rope is not None:
+            cos, sin = ctx.ropes[spec.rope]
+            q = apply_rope(q, cos, sin, spec.rope.interleaved)
+            k = apply_rope(k, cos, sin, spec.rope.interleaved)
+            if spec.qk_norm == "l2":
+                q, k = (rms_normalise(t, 1e-6).astype(t.dtype) for t in (q, k))
+        elif spec.query_growth is not None:
+            scale, floor = spec.query_growth
+            positions = ctx.sequences.positions.astype(jnp.float32)
+            growth = 1.0 + scale * jnp.log1p(jnp.floor((positions + 1.0) / floor))
+            q = (q * growth[:, None, None]).astype(q.dtype)
+        return q, k
+
+
+def _place_out(plan: HeadPlan, w, dim: int):
+    """o_proj `[M, H*D]` -> `[M, K, G, D]` over physical heads."""
+    by_head = w.reshape(w.shape[0], plan.heads, dim)
+    if (plan.physical_heads, plan.replicas) == (plan.heads, 1):
+        return by_head.reshape(w.shape[0], plan.physical_kv_heads, plan.group, dim)
+    return plan.place_queries(by_head.swapaxes(0, 1)).transpose(2, 0, 1, 3)

@@ -1,0 +1,161 @@
+"""A decoder from its description: embeddings, segments of stacked layers run by scans, final norm, logits."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from trillion_infer.config.model import (
+    AttentionSpec,
+    CacheKey,
+    DenseSpec,
+    LayerSpec,
+    ModelConfig,
+    Segment,
+    cache_key,
+)
+from trillion_infer.core.errors import UnsupportedModelError
+from trillion_infer.layers.attention import Attention
+from trillion_infer.layers.context import Context, Ops, Sequences
+from trillion_infer.layers.embedding import Embedding
+from trillion_infer.layers.ffn import GatedFFN
+from trillion_infer.layers.norm import RMSNorm
+from trillion_infer.layers.parameters import bind
+from trillion_infer.layers.rope import rope_tables
+
+Params = Mapping[str, Array]
+Pools = tuple[Array, ...]
+
+
+@dataclass(frozen=True)
+class TensorNames:
+    """How a family's checkpoint names its tensors; `{}` is the layer's number."""
+
+    layer: str = "model.layers.{}."
+    mixer: str = "self_attn."
+    ffn: str = "mlp."
+    mixer_norm: str = "input_layernorm."
+    ffn_norm: str = "post_attention_layernorm."
+    mixer_post_norm: str = "post_attention_layernorm."
+    ffn_post_norm: str = "post_feedforward_layernorm."
+    embed: str = "model.embed_tokens.weight"
+    final_norm: str = "model.norm."
+    head: str = "lm_head.weight"
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """One shard's part of a batch. rope_lens: see rope_tables. sample_rows: which tokens' logits are wanted."""
+
+    tokens: Int[Array, "T"]
+    rope_lens: Int[Array, "T"]
+    sample_rows: Int[Array, "R"]
+    sequences: Sequences
+
+
+class Layer(nnx.Module):
+    """One kind of layer, stacked over the repeats of its segment."""
+
+    def __init__(self, spec: LayerSpec, config: ModelConfig, numbers: tuple[int, ...], names: TensorNames, tensor: int):
+        prefixes = tuple(names.layer.format(n) for n in numbers)
+
+        def norm(name: str) -> RMSNorm:
+            return RMSNorm(tuple(p + name for p in prefixes), config.width, config.norm_eps, config.norm_plus_one)
+
+        if not isinstance(spec.mixer, AttentionSpec) or not isinstance(spec.ffn, DenseSpec):
+            raise UnsupportedModelError(f"{config.family}: {type(spec.mixer).__name__} with {type(spec.ffn).__name__}.")
+        self.key = cache_key(spec.mixer)
+        self.mixer = Attention(spec.mixer, config, tuple(p + names.mixer for p in prefixes), tensor)
+        self.ffn = GatedFFN(spec.ffn, config, tuple(p + names.ffn for p in prefixes), tensor)
+        self.mixer_norm, self.ffn_norm = norm(names.mixer_norm), norm(names.ffn_norm)
+        sandwich = spec.residual == "sandwich"
+        self.mixer_post_norm = norm(names.mixer_post_norm) if sandwich else None
+        self.ffn_post_norm = norm(names.ffn_post_norm) if sandwich else None
+
+    def __call__(
+        self, x: Float[Array, "T M"], pools: Pools, pool_layer: Int[Array, ""], ctx: Context
+    ) -> tuple[Float[Array, "T M"], Pools]:
+        mixed, pools = self.mixer(self.mixer_norm(x), pools, pool_layer, ctx)
+        x = x + (mixed if self.mixer_post_norm is None else self.mixer_post_norm(mixed))
+        fed = self.ffn(self.ffn_norm(x), ctx)
+        return x + (fed if self.ffn_post_norm is None else self.ffn_post_norm(fed)), pools
+
+
+class Decoder(nnx.Module):
+    """Declares every parameter of a model for `tensor` shards; `forward` runs it with the arrays that were loaded."""
+
+    def __init__(self, config: ModelConfig, names: TensorNames, tensor: int = 1):
+        self.config, self.names = config, names
+        self.embed = Embedding(config, names.embed, tensor)
+        self.head = None if config.tied else Embedding(config, names.head, tensor)
+        self.norm = RMSNorm((names.final_norm,), config.width, config.norm_eps, config.norm_plus_one)
+        self.segments = nnx.List()
+        first = 0
+        for segment in config.segments:
+            self.segments.append(nnx.List(_layers(segment, first, config, names, tensor)))
+            first += len(segment.period) * segment.repeats
+
+    def forward(
+        self, params: Params, pools: Pools, inputs: StepInputs, axis_sizes: Mapping[str, int], ops: Ops
+    ) -> tuple[Float[Array, "R V_shard"], Float[Array, "T M"], Pools]:
+        """Logits of the wanted rows, final hidden states of every token (normed), and the pools with new entries."""
+        config = self.config
+        ropes = {layer.mixer.rope for layer in config.layers if layer.mixer.rope is not None}
+        positions = inputs.sequences.positions
+        ctx = Context(
+            sequences=inputs.sequences,
+            ropes={rope: rope_tables(rope, positions, inputs.rope_lens) for rope in ropes},
+            cache_index={key: i for i, key in enumerate(config.cache_keys)},
+            axis_sizes=axis_sizes,
+            ops=ops,
+        )
+        embed = bind(self.embed, params, "embed.")
+        x = embed(inputs.tokens, ctx)
+        pool_base = dict.fromkeys(config.cache_keys, 0)
+        for number, segment in enumerate(config.segments):
+            x, pools = self._run_segment(number, segment, x, pools, params, ctx, pool_base)
+        x = bind(self.norm, params, "norm.", jnp.int32(0))(x)
+        head = embed if self.head is None else bind(self.head, params, "head.")
+        return head.logits(x[inputs.sample_rows], ctx, config.logit_cap), x, pools
+
+    def logits(self, params: Params, x: Float[Array, "R M"], axis_sizes: Mapping[str, int], ops: Ops):
+        """Logits of hidden states that `forward` gave."""
+        ctx = Context(_NO_SEQUENCES, {}, {}, axis_sizes, ops)
+        name, module = ("embed.", self.embed) if self.head is None else ("head.", self.head)
+        return bind(module, params, name).logits(x, ctx, self.config.logit_cap)
+
+    def _run_segment(self, number, segment: Segment, x, pools, params, ctx: Context, pool_base: dict[CacheKey, int]):
+        """Scans a segment; `pool_base` holds each pool's next free layer and is advanced."""
+        layers = self.segments[number]
+        offsets, per_period = [], dict.fromkeys(pool_base, 0)
+        for layer in layers:
+            offsets.append(per_period[layer.key])
+            per_period[layer.key] += 1
+        base = dict(pool_base)
+
+        def one_period(carry, repeat):
+            x, pools = carry
+            for place, layer in enumerate(layers):
+                bound = bind(layer, params, f"segments.{number}.{place}.", repeat)
+                pool_layer = base[layer.key] + repeat * per_period[layer.key] + offsets[place]
+                x, pools = bound(x, pools, pool_layer, ctx)
+            return (x, pools), None
+
+        (x, pools), _ = lax.scan(one_period, (x, pools), jnp.arange(segment.repeats, dtype=jnp.int32))
+        for key in pool_base:
+            pool_base[key] += per_period[key] * segment.repeats
+        return x, pools
+
+
+def _layers(segment: Segment, first: int, config: ModelConfig, names: TensorNames, tensor: int) -> list[Layer]:
+    period = len(segment.period)
+    return [
+        Layer(spec, config, tuple(first + place + r * period for r in range(segment.repeats)), names, tensor)
+        for place, spec in enumerate(segment.period)
+    ]
+
+
+_NO_SEQUENCES = Sequences(*(jnp.zeros((0,), jnp.int32),) * 4, ())

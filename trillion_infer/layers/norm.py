@@ -1,0 +1,26 @@
+"""Root-mean-square normalisation (arXiv 1910.07467)."""
+
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+from jaxtyping import Array, Float
+
+from trillion_infer.layers.parameters import WHOLE, stacked, value
+
+
+def rms_normalise(x: Float[Array, "*b D"], eps: float) -> Float[Array, "*b D"]:
+    """x over the root of its mean square, in float32."""
+    x = x.astype(jnp.float32)
+    return x * lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps)
+
+
+class RMSNorm(nnx.Module):
+    """x / rms(x) * weight, or * (1 + weight) with `plus_one`; float32 inside, the dtype of x outside."""
+
+    def __init__(self, prefixes: tuple[str, ...], width: int, eps: float, plus_one: bool = False):
+        self.eps, self.plus_one = eps, plus_one
+        self.weight = stacked(prefixes, (width,), ("norm",), {"weight": WHOLE}, dtype="float32", init="ones")
+
+    def __call__(self, x: Float[Array, "*b D"]) -> Float[Array, "*b D"]:
+        weight = value(self.weight).astype(jnp.float32)
+        return (rms_normalise(x, self.eps) * (1.0 + weight if self.plus_one else weight)).astype(x.dtype)

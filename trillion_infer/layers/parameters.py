@@ -1,0 +1,90 @@
+"""Declaring parameters stacked over the repeats of a layer, and reading one layer of a stack without copying it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+from jax import lax
+from jaxtyping import Array, Int
+
+from trillion_infer.weights.spec import ParamSpec, Source
+
+Transform = Callable[[np.ndarray], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A checkpoint tensor's place in one layer's parameter: leading index, and numpy views to bring it in shape."""
+
+    index: tuple[int | slice, ...] = ()
+    transform: Transform | None = None
+
+
+WHOLE = Part()
+
+
+def stacked(
+    prefixes: tuple[str, ...],
+    shape: tuple[int, ...],
+    axes: tuple[str | None, ...],
+    parts: Mapping[str, Part],
+    *,
+    dtype: str | None = None,
+    init: str = "normal",
+) -> nnx.Param:
+    """A parameter `[len(prefixes), *shape]` whose row i is filled from tensors `prefixes[i] + name` for each part."""
+    sources = tuple(
+        Source(prefix + name, (i, *part.index), part.transform)
+        for i, prefix in enumerate(prefixes)
+        for name, part in parts.items()
+    )
+    return nnx.Param(ParamSpec((len(prefixes), *shape), dtype, ("layers", *axes), sources, init))
+
+
+def single(shape: tuple[int, ...], axes: tuple[str | None, ...], name: str, part: Part = WHOLE, **kw: Any) -> nnx.Param:
+    """A parameter outside the stacks, filled from one checkpoint tensor."""
+    return nnx.Param(
+        ParamSpec(shape, kw.get("dtype"), axes, (Source(name, part.index, part.transform),), kw.get("init", "normal"))
+    )
+
+
+@dataclass(frozen=True)
+class LayerSlice:
+    """Layer `index` of a stacked parameter `[L, …]`, left in place so that an op may read it where it lies."""
+
+    stack: Any
+    index: Int[Array, ""]
+
+    def read(self) -> Any:
+        """This layer's own arrays (XLA materialises the slice)."""
+        return jax.tree.map(lambda a: lax.dynamic_index_in_dim(a, self.index, 0, keepdims=False), self.stack)
+
+
+def value(param: nnx.Param | None) -> Any:
+    """The array of a bound parameter: read out of its stack if it is in one. None stays None."""
+    if param is None:
+        return None
+    held = param.get_value()
+    return held.read() if isinstance(held, LayerSlice) else held
+
+
+def param_specs(module: nnx.Module) -> dict[str, ParamSpec]:
+    """Every declared parameter by its dotted path."""
+    return {_dotted(path): param.get_value() for path, param in nnx.to_flat_state(nnx.state(module, nnx.Param))}
+
+
+def bind(module: nnx.Module, params: Mapping[str, Any], prefix: str = "", index: Array | None = None) -> nnx.Module:
+    """A copy of `module` whose parameters hold `params[prefix + path]`, or layer `index` of them."""
+    graph, state = nnx.split(module)
+    bound = []
+    for path, param in nnx.to_flat_state(state):
+        held = params[prefix + _dotted(path)]
+        bound.append((path, param.replace(held if index is None else LayerSlice(held, index))))
+    return nnx.merge(graph, nnx.from_flat_state(bound))
+
+
+def _dotted(path: tuple[Any, ...]) -> str:
+    return ".".join(map(str, path))
