@@ -26,7 +26,8 @@ class Status(enum.Enum):
 class Request:
     """State of one sequence (one of the n of a prompt).
 
-    The caller fills the first block. `schedule/` owns `status`, `slot`, `num_computed` and `num_cached_tokens`;
+    The caller fills the first block. `schedule/` owns `status`, `slot`, `num_computed`, `num_cached_tokens`
+    and takes `draft_ids`;
     `cache/` owns `block_names`; the engine appends to `output_ids`.
 
     Token i of prompt_ids + output_ids sits at position i. Tokens [0, num_computed) have their KV in pages, or are
@@ -53,6 +54,8 @@ class Request:
     num_computed: int = 0
     num_in_flight: int = 0
     num_cached_tokens: int = 0
+    draft_ids: tuple[int, ...] = ()
+    """Proposed continuation for the next step; the drafter fills it, the scheduler takes what fits and clears it."""
     block_names: list[bytes] = field(default_factory=list)
     stop_reason: int | str | None = None
 

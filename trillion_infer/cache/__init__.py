@@ -1,0 +1,1 @@
+"""Which page holds which tokens: page pool, prefix index, block identity, eviction. Plain Python, no JAX."""

@@ -1,0 +1,135 @@
+"""One cache group at work: its pool, its prefix index, and the pages that each request holds in it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from trillion_infer.cache.eviction import Block, EvictionPolicy
+from trillion_infer.cache.pages import PagePool
+from trillion_infer.cache.prefix import PrefixIndex
+from trillion_infer.config.cache import CacheGroup
+from trillion_infer.core.request import Request
+
+
+@dataclass
+class HeldPages:
+    """Pages of consecutive blocks: pages[i] holds block first + i."""
+
+    first: int = 0
+    pages: list[int] = field(default_factory=list)
+
+    @property
+    def end(self) -> int:
+        return self.first + len(self.pages)
+
+    def page(self, block: int) -> int | None:
+        """The page of a block, None if it is not held."""
+        return self.pages[block - self.first] if self.first <= block < self.end else None
+
+
+class GroupPages:
+    """Page accounting of one group. Block b of a sequence holds the positions [b * page_size, (b + 1) * page_size)."""
+
+    def __init__(self, group: CacheGroup, page_size: int, policy: EvictionPolicy | None = None):
+        self.group = group
+        self.page_size = page_size
+        self.index = PrefixIndex()
+        self.pool = PagePool(group.num_pages, policy, on_evict=self.index.drop)
+        self._held: dict[Request, HeldPages] = {}
+
+    def held(self, request: Request) -> HeldPages:
+        return self._held.setdefault(request, HeldPages())
+
+    def num_held(self, request: Request) -> int:
+        held = self._held.get(request)
+        return len(held.pages) if held is not None else 0
+
+    def first_needed(self, position: int) -> int:
+        """First block that a query at `position` reads."""
+        return self.group.first_visible(position) // self.page_size
+
+    def longest_usable(self, names: Sequence[bytes], limit: int) -> list[bool]:
+        """usable[n]: all blocks of this group that a query right after n leading blocks reads are present."""
+        usable = [True]
+        run = 0
+        for count in range(1, limit + 1):
+            run = run + 1 if names[count - 1] in self.index else 0
+            usable.append(run >= count - self.first_needed(count * self.page_size))
+        return usable
+
+    def prefix_blocks(self, names: Sequence[bytes], count: int) -> list[Block]:
+        """The blocks to share when `count` leading blocks are taken over."""
+        found = [self.index.find(name) for name in names[self.first_needed(count * self.page_size) : count]]
+        assert None not in found, "attached more of a prefix than was matched"
+        return [block for block in found if block is not None]
+
+    def num_leased(self, blocks: Sequence[Block]) -> int:
+        return sum(self.pool.is_leased(block.page) for block in blocks)
+
+    def attach(self, request: Request, names: Sequence[bytes], count: int) -> HeldPages:
+        """Share the pages of `count` leading blocks with `request`, which holds nothing yet."""
+        blocks = self.prefix_blocks(names, count)
+        for block in blocks:
+            self.pool.share(block)
+            block.hits += 1
+        held = HeldPages(count - len(blocks), [block.page for block in blocks])
+        self._held[request] = held
+        return held
+
+    def drop_unseen(self, request: Request) -> None:
+        """Release the blocks that no query from `num_computed` on reads."""
+        held = self.held(request)
+        count = min(self.first_needed(request.num_computed) - held.first, len(held.pages))
+        if count > 0:
+            for page in held.pages[:count]:
+                self._release(page)
+            del held.pages[:count]
+            held.first += count
+
+    def blocks_to_add(self, request: Request, upto: int) -> range:
+        """Blocks that `request` lacks to hold every position below `upto` that is still read."""
+        return range(self.held(request).end, -(-upto // self.page_size))
+
+    def extend(self, request: Request, blocks: range) -> list[int]:
+        """Lease a page for each block; there are enough."""
+        pages = [self.pool.lease() for _ in blocks]
+        self.held(request).pages.extend(pages)
+        return pages
+
+    def truncate(self, request: Request, num_tokens: int) -> None:
+        """Release the blocks that lie wholly at or after `num_tokens`."""
+        held = self.held(request)
+        keep = max(0, -(-num_tokens // self.page_size) - held.first)
+        for page in reversed(held.pages[keep:]):
+            self._release(page)
+        del held.pages[keep:]
+
+    def publish(self, request: Request, name: bytes, block: int) -> None:
+        page = self.held(request).page(block)
+        if page is not None and self.index.block_at(page) is None:
+            self.index.publish(name, page, block)
+
+    def release(self, request: Request) -> None:
+        """Release every page, the deepest first: what is freed first is evicted first."""
+        held = self._held.pop(request, None)
+        if held is not None:
+            for page in reversed(held.pages):
+                self._release(page)
+
+    def _release(self, page: int) -> None:
+        self.pool.release(page, self.index.block_at(page))
+
+    def clear(self) -> None:
+        """Forget every cached block that nobody holds."""
+        for block in list(self.pool.cached_blocks()):
+            self.pool.forget(block)
+            self.index.drop(block)
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError when reference counts do not match what requests hold."""
+        self.pool.check_integrity()
+        holders: dict[int, int] = {}
+        for held in self._held.values():
+            for page in held.pages:
+                holders[page] = holders.get(page, 0) + 1
+        self.pool.check_references(holders)
+        self.index.check_integrity()

@@ -1,0 +1,317 @@
+"""The scheduler: which tokens of which requests the next step computes."""
+
+from collections.abc import Sequence
+from heapq import heappop, heappush
+from itertools import islice
+
+from trillion_infer.cache.kv_cache import KVCache
+from trillion_infer.config.scheduler import SchedulerConfig
+from trillion_infer.core.errors import InvalidRequestError, QueueFullError
+from trillion_infer.core.request import Request, Status
+from trillion_infer.schedule.admission import Admission
+from trillion_infer.schedule.estimate import OutputLengths
+from trillion_infer.schedule.plan import Row, StepPlan
+from trillion_infer.schedule.queues import RankedList, Ranks
+
+
+class _Step:
+    """The plan in the making, and what is left of its budgets."""
+
+    def __init__(self, config: SchedulerConfig):
+        self.tokens_left = config.max_batch_tokens
+        self.prefill_left = config.prefill_chunk if config.chunked_prefill else config.max_batch_tokens
+        self.rows: list[Row] = []
+        self.planned: set[Request] = set()
+        self.admitted: list[Request] = []
+
+    @property
+    def room_for_prefill(self) -> int:
+        return min(self.tokens_left, self.prefill_left)
+
+    def add(self, row: Row) -> None:
+        self.rows.append(row)
+        self.planned.add(row.request)
+        self.tokens_left -= row.length
+
+
+class Scheduler:
+    """Plans one step at a time, ahead of the tokens of the step before.
+
+    A plan counts its tokens as computed at once (`num_computed`, `num_in_flight`): steps run in the order planned.
+    Requests are served by priority, then arrival. When pages run out the last in that order is preempted: it loses
+    its pages and recomputes prompt and known answer later. Nothing here raises for want of pages.
+    """
+
+    def __init__(self, config: SchedulerConfig, cache: KVCache):
+        self.config = config
+        self.cache = cache
+        self.preemptions = 0
+        self._lengths = OutputLengths(config.expected_output)
+        extend_len = config.prefill_chunk if config.chunked_prefill else config.max_model_len
+        self._admission = Admission(cache, self._lengths, config.max_model_len, extend_len)
+        self._requests: dict[str, Request] = {}
+        self._ranks = Ranks()
+        self._waiting = RankedList(self._ranks)
+        self._running = RankedList(self._ranks)
+        self._free_slots = list(range(config.max_running))
+        self._preempted: list[Request] = []
+        self._awaited: dict[Request, bytes] = {}
+        self._blocked: Request | None = None
+
+    @property
+    def has_work(self) -> bool:
+        """Some request has not finished."""
+        return bool(self._requests)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    # Requests come and go
+
+    def add(self, request: Request) -> None:
+        """Queue a request; may lower its `max_tokens` if the user left it open.
+
+        Raises InvalidRequestError (can never fit, or its id is in use) and QueueFullError.
+        """
+        if request.request_id in self._requests:
+            raise InvalidRequestError(
+                f"Request id {request.request_id!r} is in use; choose another or wait until that request has finished.",
+                param="request_id",
+            )
+        self._admission.check(request)
+        limit = self.config.max_waiting
+        if limit is not None and len(self._waiting) >= limit:
+            raise QueueFullError(
+                f"{len(self._waiting)} requests are waiting, and max_waiting is {limit}; try again later."
+            )
+        request.status = Status.WAITING
+        self._requests[request.request_id] = request
+        self._ranks.add(request)
+        self._waiting.add(request)
+
+    def abort(self, request_id: str) -> Request | None:
+        """End a request wherever it stands; None, without effect, if no such request is live."""
+        request = self._requests.get(request_id)
+        if request is not None:
+            self.finish(request, Status.FINISHED_ABORT)
+        return request
+
+    def finish(self, request: Request, status: Status) -> None:
+        """Free slot and pages; full blocks of known tokens stay in the prefix index. No effect if it has ended."""
+        if request.status.is_finished:
+            return
+        if request.status is Status.RUNNING:
+            self._vacate(request)
+        else:
+            self._waiting.remove(request)
+        if status is not Status.FINISHED_ABORT:
+            self._lengths.record(len(request.output_ids))
+        request.status = status
+        self._awaited.pop(request, None)
+        if self._blocked is request:
+            self._blocked = None
+        del self._requests[request.request_id]
+        self._ranks.remove(request)
+
+    def complete(self, row: Row, token_ids: Sequence[int]) -> bool:
+        """Hand over the ids sampled by a row; False if the request has ended and they were dropped.
+
+        A verification row yields 1 to length ids: positions computed from rejected drafts are rewound. Call it for
+        rows in the order of their steps; rows that do not sample may be passed with no ids, or left out.
+        """
+        request = row.request
+        if row.samples:
+            request.num_in_flight -= 1
+        if request.status.is_finished:
+            return False
+        request.output_ids.extend(token_ids)
+        if request.status is Status.RUNNING:
+            if row.draft_ids:
+                request.num_computed = row.start + len(token_ids)
+                self.cache.rewind(request, request.num_computed)
+            self.cache.commit(request)
+        return True
+
+    # One step
+
+    def schedule(self) -> StepPlan | None:
+        """Plan the next step; None if nothing can run until tokens in flight are known (or there is no work)."""
+        step = _Step(self.config)
+        for request in self._running:
+            self.cache.commit(request)
+        self._plan_decodes(step)
+        self._plan_prefills(step)
+        self._admit(step)
+        if not step.rows:
+            return None
+        preempted, self._preempted = self._preempted, []
+        decodes = [row for row in step.rows if row.length == 1]
+        others = [row for row in step.rows if row.length > 1]
+        return StepPlan(decodes + others, step.admitted, preempted, self.cache.drain_updates(), len(decodes))
+
+    def _plan_decodes(self, step: _Step) -> None:
+        ready = [r for r in self._running if _lacks(r) == 1 and _may_run(r)]
+        prefilling = len(self._waiting) > 0 or any(_lacks(r) > 1 for r in self._running)
+        spare = self.config.max_batch_tokens - len(ready)
+        spare -= self.config.prefill_chunk if prefilling else 0
+        for request in ready:
+            if request.status is not Status.RUNNING:
+                continue
+            start, drafts = request.num_computed, ()
+            if request.draft_ids and request.num_in_flight == 0:
+                room = min(spare, request.max_tokens - request.num_output - 1)
+                room = min(room, self.cache.fit(request, start + 1 + max(room, 0)) - start - 1)
+                drafts = request.draft_ids[: max(room, 0)]
+            request.draft_ids = ()
+            if self._make_room(request, start + 1 + len(drafts), step):
+                spare -= len(drafts)
+                step.add(_row(request, 1 + len(drafts), drafts))
+
+    def _plan_prefills(self, step: _Step) -> None:
+        for request in list(self._running):
+            if step.room_for_prefill < 1:
+                return
+            if request.status is Status.RUNNING and _lacks(request) > 1:
+                self._plan_prefill(request, step)
+
+    def _plan_prefill(self, request: Request, step: _Step) -> None:
+        """The next chunk: as much as the budgets and pages allow, at least one token if preemption can make room."""
+        start, length = request.num_computed, _lacks(request)
+        if length > step.room_for_prefill and not self.config.chunked_prefill:
+            return
+        length = min(length, step.room_for_prefill)
+        length = max(1, min(length, self.cache.fit(request, start + length) - start))
+        if self._make_room(request, start + length, step):
+            step.prefill_left -= length
+            step.add(_row(request, length))
+
+    def _make_room(self, request: Request, upto_tokens: int, step: _Step) -> bool:
+        """Allocate pages; preempts requests that rank lower and are not in this step. False if that is not enough."""
+        while not self.cache.allocate(request, upto_tokens):
+            victim = next((r for r in reversed(self._running) if r not in step.planned and _lacks(r) > 0), None)
+            if victim is None or self._ranks[victim] <= self._ranks[request]:
+                return False
+            self._preempt(victim)
+        return True
+
+    def _preempt(self, request: Request) -> None:
+        self._vacate(request)
+        request.status = Status.WAITING
+        request.metrics.preemptions += 1
+        self.preemptions += 1
+        self._preempted.append(request)
+        self._waiting.add(request)
+
+    def _vacate(self, request: Request) -> None:
+        """Give slot and pages back."""
+        self.cache.commit(request)
+        self.cache.release(request)
+        self._running.remove(request)
+        heappush(self._free_slots, request.slot)
+        request.slot = -1
+        request.num_computed = 0
+        request.draft_ids = ()
+        self._blocked = None
+
+    # Admission
+
+    def _admit(self, step: _Step) -> None:
+        """Start waiting requests in rank order while slots, budget and expected pages allow.
+
+        One whose prefix another request is computing right now is passed over until those pages can be shared.
+        """
+        if not self._free_slots or not self._waiting or step.room_for_prefill < 1:
+            return
+        promised = None
+        for request in self._candidates():
+            if not self._free_slots or step.room_for_prefill < 1:
+                return
+            if request is self._blocked or request.num_in_flight > 0:
+                return
+            if self._should_await(request):
+                continue
+            hit = self.cache.match(request)
+            if not self.config.chunked_prefill and request.num_known - hit > step.room_for_prefill:
+                return
+            if promised is None:
+                promised = self._admission.total_growth(self._running)
+            if self._running and not self._admission.fits(request, hit, promised):
+                self._blocked = request
+                return
+            self._start(request, hit, step)
+            self._plan_prefill(request, step)
+            promised = [p + g for p, g in zip(promised, self._admission.growth(request), strict=True)]
+
+    def _candidates(self) -> list[Request]:
+        """The waiting requests that one step can consider."""
+        return list(islice(self._waiting, len(self._free_slots) + self.config.max_running))
+
+    def _should_await(self, request: Request) -> bool:
+        name = self._awaited.get(request) or self.cache.awaited(request)
+        if name is None or not self.cache.is_computing(name):
+            self._awaited.pop(request, None)
+            return False
+        self._awaited[request] = name
+        return True
+
+    def _start(self, request: Request, hit: int, step: _Step) -> None:
+        self._waiting.remove(request)
+        request.slot = heappop(self._free_slots)
+        request.status = Status.RUNNING
+        request.num_computed = hit
+        if request.metrics.preemptions == 0:
+            request.num_cached_tokens = hit
+        self.cache.attach(request, hit)
+        self._running.add(request)
+        step.admitted.append(request)
+
+    # Figures and checks
+
+    def stats(self) -> dict[str, int]:
+        """Requests by state, preemptions, and the figures of the cache."""
+        return {
+            "running": len(self._running),
+            "waiting": len(self._waiting),
+            "preemptions": self.preemptions,
+            **self.cache.stats(),
+        }
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError when a slot, page or request is lost or doubled."""
+        self.cache.check_integrity()
+        slots = sorted([r.slot for r in self._running] + self._free_slots)
+        assert slots == list(range(self.config.max_running)), f"slots in use or free are {slots}"
+        live = set(self._waiting) | set(self._running)
+        assert live == set(self._requests.values()), "a live request is neither waiting nor running"
+        assert len(live) == len(self._waiting) + len(self._running), "a request is both waiting and running"
+        for request in self._running:
+            for held in self.cache.held(request):
+                assert held.end * self.cache.page_size >= request.num_computed, "computed tokens have no page"
+        if not self._running:
+            for group in self.cache.groups:
+                assert group.pool.num_leased == 0, f"group {group.group.name} has leased pages while nothing runs"
+
+
+def _lacks(request: Request) -> int:
+    """Tokens to compute now; 0 when all that may be asked for is on its way."""
+    if request.num_output >= request.max_tokens:
+        return 0
+    return max(0, request.num_tokens - request.num_computed)
+
+
+def _may_run(request: Request) -> bool:
+    return request.num_in_flight == 0 or not request.needs_known_tokens
+
+
+def _row(request: Request, length: int, draft_ids: tuple[int, ...] = ()) -> Row:
+    """The row of the next `length` tokens, counted as computed and its sampled token as in flight."""
+    row = Row(request, request.num_computed, length, False, draft_ids)
+    row.samples = row.start + length >= request.num_tokens
+    request.num_computed += length
+    request.num_in_flight += row.samples
+    return row
