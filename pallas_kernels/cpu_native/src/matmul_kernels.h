@@ -1,0 +1,251 @@
+// Matrix products by dot products along depth: one vector chain per output and block of depth, so the
+// bits of a row depend neither on the other rows of the batch nor on how the work is split.
+#pragma once
+
+#include "kernels.h"
+#include "simd.h"
+
+namespace TI_ISA {
+
+constexpr int kColumnBlock = 6;
+constexpr int kRowTile = 4;
+constexpr int kColumnTile = kRegisters == 32 ? 6 : 3;
+constexpr int64_t kMaxBlockDepth = 768;
+
+// Sources give two vectors of weights per step of 2 * kLanes, in the order of packed_x.
+struct FloatRows {
+  using Element = float;
+  static constexpr bool kInterleaved = false;
+  static inline void load2(const float* p, F& a, F& b) {
+    a = load(p);
+    b = load(p + kLanes);
+  }
+};
+struct BFloatRows {
+  using Element = uint16_t;
+  static constexpr bool kInterleaved = true;
+  static inline void load2(const uint16_t* p, F& a, F& b) { load_bf16_pairs(p, a, b); }
+};
+
+// Adds up the lanes of a tile's accumulators into out[r * out_stride + c].
+template <int MR, int NR>
+static inline void store_tile(F (&acc)[MR][NR], float* out, int64_t out_stride, bool first) {
+  float sums[MR * NR];
+#pragma GCC unroll 8
+  for (int i = 0; i + 4 <= MR * NR; i += 4)
+    sum4(acc[i / NR][i % NR], acc[(i + 1) / NR][(i + 1) % NR], acc[(i + 2) / NR][(i + 2) % NR],
+         acc[(i + 3) / NR][(i + 3) % NR], sums + i);
+#pragma GCC unroll 4
+  for (int i = MR * NR / 4 * 4; i < MR * NR; ++i) sums[i] = sum(acc[i / NR][i % NR]);
+  for (int r = 0; r < MR; ++r)
+    for (int c = 0; c < NR; ++c) {
+      float* o = out + r * out_stride + c;
+      *o = first ? sums[r * NR + c] : *o + sums[r * NR + c];
+    }
+}
+
+// Products of MR rows of x with NR rows of f32 weights. Weights stay in registers over the rows of x.
+template <int MR, int NR>
+__attribute__((noinline)) static void float_tile(const float* x, int64_t x_stride, const float* w, int64_t w_stride,
+                                                 int64_t depth, float* out, int64_t out_stride, bool first) {
+  F acc[MR][NR];
+  for (auto& row : acc)
+    for (F& a : row) a = zero();
+  for (int64_t k = 0; k < depth; k += 2 * kLanes) {
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half) {
+      F ws[NR];
+#pragma GCC unroll 8
+      for (int c = 0; c < NR; ++c) ws[c] = load(w + c * w_stride + k + half * kLanes);
+#pragma GCC unroll 8
+      for (int r = 0; r < MR; ++r) {
+        F xr = load(x + r * x_stride + k + half * kLanes);
+#pragma GCC unroll 8
+        for (int c = 0; c < NR; ++c) acc[r][c] = fma(xr, ws[c], acc[r][c]);
+      }
+    }
+  }
+  store_tile(acc, out, out_stride, first);
+}
+
+// The same from weights as they are stored; x is a memory operand, and the weights `ahead` are prefetched.
+template <class Rows, int MR, int NR>
+__attribute__((noinline)) static void raw_tile(const float* x, int64_t x_stride, const typename Rows::Element* w,
+                                               int64_t w_stride, int64_t depth, float* out, int64_t out_stride,
+                                               bool first, int64_t ahead) {
+  F acc[MR][NR];
+  for (auto& row : acc)
+    for (F& a : row) a = zero();
+  for (int64_t k = 0; k < depth; k += 2 * kLanes) {
+#pragma GCC unroll 8
+    for (int c = 0; c < NR; ++c) {
+      const typename Rows::Element* p = w + c * w_stride + k;
+      __builtin_prefetch(p + ahead, 0, 3);
+      F w0, w1;
+      Rows::load2(p, w0, w1);
+#pragma GCC unroll 8
+      for (int r = 0; r < MR; ++r) {
+        acc[r][c] = fma(w0, load(x + r * x_stride + k), acc[r][c]);
+        acc[r][c] = fma(w1, load(x + r * x_stride + k + kLanes), acc[r][c]);
+      }
+    }
+  }
+  store_tile(acc, out, out_stride, first);
+}
+
+template <int MR, int NR>
+static void float_columns(const float* x, int64_t x_stride, const float* w, int64_t columns, int64_t depth, float* out,
+                          bool first) {
+  int64_t c = 0;
+  for (; c + NR <= columns; c += NR)
+    float_tile<MR, NR>(x, x_stride, w + c * depth, depth, depth, out + c, kColumnBlock, first);
+  for (; c < columns; ++c)
+    float_tile<MR, 1>(x, x_stride, w + c * depth, depth, depth, out + c, kColumnBlock, first);
+}
+
+template <class Rows, int MR, int NR>
+static void raw_columns(const float* x, int64_t x_stride, const typename Rows::Element* w, int64_t w_stride,
+                        int64_t columns, int64_t depth, float* out, int64_t out_stride, bool first) {
+  int64_t c = 0;
+  for (; c + NR <= columns; c += NR)
+    raw_tile<Rows, MR, NR>(x, x_stride, w + c * w_stride, w_stride, depth, out + c, out_stride, first, NR * w_stride);
+  for (; c < columns; ++c)
+    raw_tile<Rows, MR, 1>(x, x_stride, w + c * w_stride, w_stride, depth, out + c, out_stride, first, w_stride);
+}
+
+// Weights as f32 in packed order, padded with zeros to padded_depth; those `ahead` are prefetched.
+template <class Rows>
+static void decode_row(const typename Rows::Element* w, int64_t depth, int64_t padded_depth, float* out,
+                       int64_t ahead) {
+  constexpr int64_t step = 2 * kLanes;
+  int64_t k = 0;
+  for (; k + step <= depth; k += step) {
+    __builtin_prefetch(w + k + ahead, 0, 3);
+    F a, b;
+    Rows::load2(w + k, a, b);
+    store(out + k, a);
+    store(out + k + kLanes, b);
+  }
+  if (k == padded_depth) return;
+  typename Rows::Element tail[step] = {};
+  for (; k < padded_depth; k += step) {
+    memset(tail, 0, sizeof tail);
+    if (k < depth) memcpy(tail, w + k, (size_t)(depth - k < step ? depth - k : step) * sizeof tail[0]);
+    F a, b;
+    Rows::load2(tail, a, b);
+    store(out + k, a);
+    store(out + k + kLanes, b);
+  }
+}
+
+template <class Rows>
+static void pack_rows(const ti::Matmul& m, int64_t row0, int64_t row1) {
+  for (int64_t t = row0; t < row1; ++t) {
+    float* out = m.packed_x + t * m.packed_depth;
+    if (m.x_type == ti::Type::kBFloat16) {
+      const uint16_t* x = (const uint16_t*)m.x + t * m.depth;
+      if (Rows::kInterleaved) {
+        decode_row<BFloatRows>(x, m.depth, m.packed_depth, out, 0);
+      } else {
+        for (int64_t k = 0; k < m.packed_depth; ++k) out[k] = k < m.depth ? bf16_to_float(x[k]) : 0.0f;
+      }
+      continue;
+    }
+    const float* x = (const float*)m.x + t * m.depth;
+    if (!Rows::kInterleaved) {
+      memcpy(out, x, (size_t)m.depth * 4);
+      memset(out + m.depth, 0, (size_t)(m.packed_depth - m.depth) * 4);
+      continue;
+    }
+    for (int64_t k = 0; k < m.packed_depth; k += 2 * kLanes)
+      for (int j = 0; j < kLanes; ++j)
+        for (int odd = 0; odd < 2; ++odd) {
+          int64_t from = k + 2 * j + odd;
+          out[k + odd * kLanes + j] = from < m.depth ? x[from] : 0.0f;
+        }
+  }
+}
+
+static void store_row(const ti::Matmul& m, int64_t row, int64_t column, int64_t count, const float* from) {
+  if (m.y_type == ti::Type::kFloat32) {
+    memcpy((float*)m.y + row * m.columns + column, from, (size_t)count * 4);
+    return;
+  }
+  uint16_t* y = (uint16_t*)m.y + row * m.columns + column;
+  for (int64_t c = 0; c < count; ++c) y[c] = float_to_bf16(from[c]);
+}
+
+// Few rows: weights straight from memory, each read once.
+template <class Rows, int MR, int NR>
+static void stream_tile(const ti::Matmul& m, int64_t row0, int64_t column0, int64_t column1) {
+  constexpr int64_t wide = 96;
+  float out[MR * wide];
+  const auto* w = (const typename Rows::Element*)m.w;
+  const float* x = m.packed_x + row0 * m.packed_depth;
+  for (int64_t c = column0; c < column1; c += wide) {
+    int64_t columns = column1 - c < wide ? column1 - c : wide;
+    for (int64_t k = 0; k < m.depth; k += m.block_depth) {
+      int64_t depth = m.depth - k < m.block_depth ? m.depth - k : m.block_depth;
+      raw_columns<Rows, MR, NR>(x + k, m.packed_depth, w + c * m.depth + k, m.depth, columns, depth, out, wide,
+                                k == 0);
+    }
+    for (int r = 0; r < MR; ++r) store_row(m, row0 + r, c, columns, out + r * wide);
+  }
+}
+
+// Many rows: a block of columns is decoded to f32 in the first-level cache and used by every row.
+template <class Rows>
+static void block_tile(const ti::Matmul& m, int64_t row0, int64_t row1, int64_t column0, int64_t column1) {
+  constexpr int64_t chunk = 128;
+  alignas(64) float w[kColumnBlock * kMaxBlockDepth];
+  alignas(64) float out[chunk * kColumnBlock];
+  for (int64_t t0 = row0; t0 < row1; t0 += chunk) {
+    int64_t rows = row1 - t0 < chunk ? row1 - t0 : chunk;
+    for (int64_t c = column0; c < column1; c += kColumnBlock) {
+      int64_t columns = column1 - c < kColumnBlock ? column1 - c : kColumnBlock;
+      for (int64_t k = 0; k < m.packed_depth; k += m.block_depth) {
+        int64_t padded = m.packed_depth - k < m.block_depth ? m.packed_depth - k : m.block_depth;
+        int64_t depth = m.depth - k < padded ? m.depth - k : padded;
+        for (int64_t j = 0; j < columns; ++j)
+          decode_row<Rows>((const typename Rows::Element*)m.w + (c + j) * m.depth + k, depth, padded, w + j * padded,
+                           kColumnBlock * m.depth);
+        const float* x = m.packed_x + t0 * m.packed_depth + k;
+        int64_t r = 0;
+        for (; r + kRowTile <= rows; r += kRowTile)
+          float_columns<kRowTile, kColumnTile>(x + r * m.packed_depth, m.packed_depth, w, columns, padded,
+                                               out + r * kColumnBlock, k == 0);
+        for (; r + 2 <= rows; r += 2)
+          float_columns<2, kColumnBlock>(x + r * m.packed_depth, m.packed_depth, w, columns, padded,
+                                         out + r * kColumnBlock, k == 0);
+        for (; r < rows; ++r)
+          float_columns<1, kColumnBlock>(x + r * m.packed_depth, m.packed_depth, w, columns, padded,
+                                         out + r * kColumnBlock, k == 0);
+      }
+      for (int64_t r = 0; r < rows; ++r) store_row(m, t0 + r, c, columns, out + r * kColumnBlock);
+    }
+  }
+}
+
+template <class Rows>
+static void matmul_rectangle(const ti::Matmul& m, int64_t row0, int64_t row1, int64_t column0, int64_t column1) {
+  bool streams = m.depth == m.packed_depth;
+  int64_t rows = row1 - row0;
+  if (!streams || rows > 4) return block_tile<Rows>(m, row0, row1, column0, column1);
+  constexpr int wide = kRegisters == 32 ? 2 : 1;
+  if (rows == 1) return stream_tile<Rows, 1, 8>(m, row0, column0, column1);
+  if (rows == 2) return stream_tile<Rows, 2, 6>(m, row0, column0, column1);
+  if (rows == 3) return stream_tile<Rows, 3, 4 * wide>(m, row0, column0, column1);
+  if (rows == 4) return stream_tile<Rows, 4, 3 * wide>(m, row0, column0, column1);
+}
+
+static void matmul_pack(const ti::Matmul& m, int64_t row0, int64_t row1) {
+  if (m.w_type == ti::Type::kBFloat16) return pack_rows<BFloatRows>(m, row0, row1);
+  pack_rows<FloatRows>(m, row0, row1);
+}
+
+static void matmul_tile(const ti::Matmul& m, int64_t row0, int64_t row1, int64_t column0, int64_t column1) {
+  if (m.w_type == ti::Type::kBFloat16) return matmul_rectangle<BFloatRows>(m, row0, row1, column0, column1);
+  matmul_rectangle<FloatRows>(m, row0, row1, column0, column1);
+}
+
+}  // namespace TI_ISA

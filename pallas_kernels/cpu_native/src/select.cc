@@ -1,0 +1,52 @@
+// Picks the instruction-set unit at run time.
+#include "kernels.h"
+
+#define TI_UNIT(isa)           \
+  namespace isa {              \
+  extern const ti::Kernels kernels; \
+  }
+#ifdef TI_HAVE_avx512
+TI_UNIT(avx512)
+#endif
+#ifdef TI_HAVE_avx2
+TI_UNIT(avx2)
+#endif
+#ifdef TI_HAVE_neon
+TI_UNIT(neon)
+#endif
+
+namespace ti {
+namespace {
+
+struct Unit {
+  const Kernels* kernels;
+  bool runs_here;
+};
+
+}  // namespace
+
+const Kernels* select_kernels(std::string_view isa) {
+  const Unit units[] = {
+#ifdef TI_HAVE_avx512
+      {&avx512::kernels, __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                             __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")},
+#endif
+#ifdef TI_HAVE_avx2
+      {&avx2::kernels, __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")},
+#endif
+#ifdef TI_HAVE_neon
+      {&neon::kernels, true},
+#endif
+      {nullptr, false},
+  };
+  for (const Unit& unit : units)
+    if (unit.runs_here && (isa == "auto" || isa == unit.kernels->name)) return unit.kernels;
+  return nullptr;
+}
+
+}  // namespace ti
+
+// Whether the library can serve isa ("auto" or a unit's name) on this processor.
+extern "C" __attribute__((visibility("default"))) int ti_serves(const char* isa) {
+  return ti::select_kernels(isa) != nullptr;
+}
