@@ -53,9 +53,10 @@ def greedy(model: torch.nn.Module, prompt: list[int], steps: int = DECODE_STEPS)
 
 def prompt_logprobs(logits: np.ndarray, prompt: np.ndarray) -> np.ndarray:
     """Log-probability of `prompt[i]` given what stands before it, `[n]`; entry 0 is 0 because nothing does."""
-    wide = torch.from_numpy(logits).double().log_softmax(-1).numpy()
     out = np.zeros(len(prompt), np.float32)
-    out[1:] = wide[np.arange(len(prompt) - 1), prompt[1:]]
+    for i in range(1, len(prompt)):
+        row = torch.from_numpy(logits[i - 1]).double()
+        out[i] = float(row[prompt[i]] - row.logsumexp(0))
     return out
 
 

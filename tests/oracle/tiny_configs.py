@@ -185,6 +185,56 @@ KIMI_K25: Config = {
     "vision_config": {"model_type": "kimi_k25_vision", "hidden_size": 4, "num_hidden_layers": 1},
 }
 
+DEEPSEEK_MTP: Config = _DEEPSEEK | {"num_hidden_layers": 3, "num_nextn_predict_layers": 1, "n_routed_experts": 4, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2}
+
+EAGLE3_LLAMA: Config = {
+    "architectures": ["LlamaForCausalLMEagle3"],
+    "model_type": "llama",
+    "attention_bias": False,
+    "draft_vocab_size": 80,
+    "head_dim": 16,
+    "hidden_act": "silu",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "max_position_embeddings": 256,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 1,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": None,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 128,
+}
+
+EAGLE3_MLA: Config = {
+    "architectures": ["Eagle3DeepseekV2ForCausalLM"],
+    "model_type": "kimi_k2",
+    "attention_bias": False,
+    "draft_vocab_size": 80,
+    "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2, 3], "use_aux_hidden_state": True},
+    "first_k_dense_replace": 1,
+    "hidden_act": "silu",
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "kv_lora_rank": 32,
+    "max_position_embeddings": 1280,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 1,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 24,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": _DEEPSEEK["rope_scaling"],
+    "rope_theta": 10000,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "v_head_dim": 12,
+    "vocab_size": 128,
+}
+
 DEEPSEEK_FP8: Config = _DEEPSEEK | {
     "hidden_size": 160,
     "intermediate_size": 136,
@@ -316,6 +366,8 @@ _QWEN3: Config = {
 
 TEXT_MODELS: dict[str, Config] = {
     "llama_llama3": _LLAMA | {"rope_scaling": _LLAMA3_SCALING},
+    "llama_deep": _LLAMA_SMALL
+    | {"head_dim": 8, "intermediate_size": 48, "num_hidden_layers": 8, "num_key_value_heads": 1},
     "llama_linear": _LLAMA_SMALL | {"rope_scaling": {"type": "linear", "factor": 4.0}},
     "llama_dynamic": _LLAMA_SMALL
     | {"max_position_embeddings": 32, "rope_scaling": {"rope_type": "dynamic", "factor": 4.0}},

@@ -117,7 +117,7 @@ def write_checkpoint(folder: Path, config: dict, tensors: dict[str, torch.Tensor
     """Writes `config.json` and `model.safetensors`."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    save_file({k: v.contiguous() for k, v in tensors.items()}, folder / "model.safetensors", {"format": "pt"})
+    save_file({k: v.clone().contiguous() for k, v in tensors.items()}, folder / "model.safetensors", {"format": "pt"})
 
 
 def write_golden(folder: Path, model: PreTrainedModel, traces: list[Trace]) -> float:
