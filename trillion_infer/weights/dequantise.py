@@ -1,0 +1,155 @@
+"""GGML block formats to numbers, in numpy, block ranges small enough to stay in the cache.
+
+Each unpacker turns blocks `[n, bytes]` (uint8) into values `[n, block]` (float32) with the arithmetic of ggml's
+reference, so results are equal to it bit for bit. Types without an unpacker here go through the gguf package.
+"""
+
+from collections.abc import Callable
+
+import ml_dtypes
+import numpy as np
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.quants import dequantize
+
+from trillion_infer.core.errors import UnsupportedModelError
+from trillion_infer.weights.cast import copy_into
+
+PLAIN: dict[GGMLQuantizationType, np.dtype] = {
+    GGMLQuantizationType.F32: np.dtype(np.float32),
+    GGMLQuantizationType.F16: np.dtype(np.float16),
+    GGMLQuantizationType.BF16: np.dtype(ml_dtypes.bfloat16),
+}
+_CHUNK = 32768  # values at a time: 128 KiB of float32 scratch
+
+
+def dequantise(raw: np.ndarray, qtype: GGMLQuantizationType, out: np.ndarray) -> None:
+    """Packed blocks (uint8, contiguous) into `out`, of any floating dtype and memory order.
+
+    Raises UnsupportedModelError for block formats that nothing here decodes.
+    """
+    if qtype in PLAIN:
+        copy_into(out, raw.reshape(-1).view(PLAIN[qtype]).reshape(out.shape))
+        return
+    if not out.flags.c_contiguous:
+        ordered = np.empty(out.shape, out.dtype)
+        dequantise(raw, qtype, ordered)
+        copy_into(out, ordered)
+        return
+    block, block_bytes = GGML_QUANT_SIZES[qtype]
+    blocks, target = raw.reshape(-1, block_bytes), out.reshape(-1, block)
+    unpack, step = _UNPACK.get(qtype), max(1, _CHUNK // block)
+    scratch = np.empty((step, block), np.float32)
+    for start in range(0, len(blocks), step):
+        part = blocks[start : start + step]
+        values = scratch[: len(part)]
+        if unpack is None:
+            values[...] = _by_package(part, qtype)
+        else:
+            unpack(part, values)
+        target[start : start + step] = values
+
+
+def _by_package(blocks: np.ndarray, qtype: GGMLQuantizationType) -> np.ndarray:
+    try:
+        return dequantize(blocks, qtype)
+    except NotImplementedError as error:
+        raise UnsupportedModelError(
+            f"the GGUF holds tensors of type {qtype.name}, which cannot be decoded; use Q4_0, Q4_K_M, Q8_0 or BF16"
+        ) from error
+
+
+def _half(blocks: np.ndarray, at: int) -> np.ndarray:
+    """The float16 at byte `at` of each block, `[n, 1]` float32."""
+    return blocks[:, at : at + 2].copy().view(np.float16).astype(np.float32)
+
+
+def _nibbles(packed: np.ndarray, groups: int) -> np.ndarray:
+    """`[n, groups * w]` bytes to `[n, groups, 2, w]` uint8: low halves, then high halves, of each group."""
+    n, width = packed.shape[0], packed.shape[1] // groups
+    packed = packed.reshape(n, groups, width)
+    out = np.empty((n, groups, 2, width), np.uint8)
+    np.bitwise_and(packed, 0x0F, out=out[:, :, 0])
+    np.right_shift(packed, 4, out=out[:, :, 1])
+    return out
+
+
+def _scaled(q: np.ndarray, d: np.ndarray, out: np.ndarray) -> None:
+    """`out[n, g * w] = d[n, g] * q[n, g * w]`."""
+    grid = out.reshape(*d.shape, -1)
+    np.copyto(grid, q.reshape(grid.shape))
+    np.multiply(grid, d[..., None], out=grid)
+
+
+def _q4_0(blocks: np.ndarray, out: np.ndarray) -> None:
+    _scaled(_nibbles(blocks[:, 2:], 1).view(np.int8) - np.int8(8), _half(blocks, 0), out)
+
+
+def _q4_1(blocks: np.ndarray, out: np.ndarray) -> None:
+    _scaled(_nibbles(blocks[:, 4:], 1), _half(blocks, 0), out)
+    np.add(out, _half(blocks, 2), out=out)
+
+
+def _fifth_bits(blocks: np.ndarray, at: int) -> np.ndarray:
+    bits = np.unpackbits(blocks[:, at : at + 4], axis=1, bitorder="little")
+    return np.left_shift(bits, 4, out=bits)
+
+
+def _q5_0(blocks: np.ndarray, out: np.ndarray) -> None:
+    q = _nibbles(blocks[:, 6:], 1).reshape(-1, 32) | _fifth_bits(blocks, 2)
+    _scaled(q.view(np.int8) - np.int8(16), _half(blocks, 0), out)
+
+
+def _q5_1(blocks: np.ndarray, out: np.ndarray) -> None:
+    _scaled(_nibbles(blocks[:, 8:], 1).reshape(-1, 32) | _fifth_bits(blocks, 4), _half(blocks, 0), out)
+    np.add(out, _half(blocks, 2), out=out)
+
+
+def _q8_0(blocks: np.ndarray, out: np.ndarray) -> None:
+    _scaled(blocks[:, 2:].view(np.int8), _half(blocks, 0), out)
+
+
+def _k_scales(packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """12 bytes of 6-bit scales and minima, `[n, 12]`, to two `[n, 8]` float32."""
+    low, high, rest = packed[:, :4], packed[:, 4:8], packed[:, 8:]
+    scale = np.concatenate([low & 0x3F, (rest & 0x0F) | ((low >> 2) & 0x30)], axis=1)
+    minimum = np.concatenate([high & 0x3F, (rest >> 4) | ((high >> 2) & 0x30)], axis=1)
+    return scale.astype(np.float32), minimum.astype(np.float32)
+
+
+def _k_affine(blocks: np.ndarray, q: np.ndarray, out: np.ndarray) -> None:
+    scale, minimum = _k_scales(blocks[:, 4:16])
+    _scaled(q, _half(blocks, 0) * scale, out)
+    grid = out.reshape(-1, 8, 32)
+    np.subtract(grid, (_half(blocks, 2) * minimum)[..., None], out=grid)
+
+
+def _q4_k(blocks: np.ndarray, out: np.ndarray) -> None:
+    _k_affine(blocks, _nibbles(blocks[:, 16:], 4), out)
+
+
+def _q5_k(blocks: np.ndarray, out: np.ndarray) -> None:
+    q = _nibbles(blocks[:, 48:], 4).reshape(-1, 8, 32)
+    for group in range(8):
+        q[:, group] |= ((blocks[:, 16:48] >> group) & 1) << 4
+    _k_affine(blocks, q, out)
+
+
+def _q6_k(blocks: np.ndarray, out: np.ndarray) -> None:
+    q = _nibbles(blocks[:, :128], 2).reshape(-1, 2, 4, 32)
+    high = blocks[:, 128:192].reshape(-1, 2, 32)
+    for quarter in range(4):
+        q[:, :, quarter] |= ((high >> (2 * quarter)) & 3) << 4
+    d = _half(blocks, 208) * blocks[:, 192:208].view(np.int8)
+    _scaled(q.view(np.int8) - np.int8(32), d, out)
+
+
+_UNPACK: dict[GGMLQuantizationType, Callable[[np.ndarray, np.ndarray], None]] = {
+    GGMLQuantizationType.Q4_0: _q4_0,
+    GGMLQuantizationType.Q4_1: _q4_1,
+    GGMLQuantizationType.Q5_0: _q5_0,
+    GGMLQuantizationType.Q5_1: _q5_1,
+    GGMLQuantizationType.Q8_0: _q8_0,
+    GGMLQuantizationType.Q4_K: _q4_k,
+    GGMLQuantizationType.Q5_K: _q5_k,
+    GGMLQuantizationType.Q6_K: _q6_k,
+}

@@ -1,0 +1,218 @@
+"""Weights from a checkpoint's files to their shards on a mesh, in parallel, without a second copy on the host."""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Sharding, SingleDeviceSharding
+
+from trillion_infer.weights.cast import copy_into
+from trillion_infer.weights.checkpoint import Checkpoint
+from trillion_infer.weights.pieces import Bounds, Piece, pieces
+from trillion_infer.weights.plan import LoadPlan, Region, plan_load
+from trillion_infer.weights.random_init import init_params as init_params
+from trillion_infer.weights.shards import ByteBudget, Fill, HostShard, Shard, StagedShard
+from trillion_infer.weights.spec import ParamSpec
+
+Progress = Callable[[int, int], None]
+
+BLOCK_BYTES = 32 << 20  # largest copy at a time
+STAGED_BYTES = 512 << 20  # blocks on their way to devices, all threads together
+WHOLE_BYTES = 1 << 20  # smaller shards are collected on the host and sent at once
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """What a load read (bytes of the files, this process's part), and how it judged the other tensors.
+
+    `missing` and `unexpected` are empty after a load: either is an error. `tied` heads are read from the embedding;
+    `skipped` tensors are known and not used.
+    """
+
+    bytes: int
+    seconds: float
+    missing: tuple[str, ...] = ()
+    unexpected: tuple[str, ...] = ()
+    tied: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
+
+    @property
+    def gb_s(self) -> float:
+        """Gigabytes (10^9) of checkpoint a second."""
+        return self.bytes / self.seconds / 1e9 if self.seconds else 0.0
+
+
+def load_params(
+    specs: Mapping[str, ParamSpec],
+    checkpoint: Checkpoint,
+    shardings: Mapping[str, Sharding],
+    *,
+    dtype: Any,
+    ignore: Sequence[str] = (),
+    tied: Mapping[str, str] | None = None,
+    progress: Progress | None = None,
+    threads: int | None = None,
+    staged: bool | None = None,
+) -> tuple[dict[str, jax.Array], LoadReport]:
+    """Reads every parameter of `specs` into arrays with `shardings`.
+
+    Each process reads only what its own shards need. Host memory beyond the arrays stays below about `STAGED_BYTES`
+    and, for formats that are decoded, one tensor a thread. `dtype` is the engine's, for specs without one;
+    `ignore` are regular expressions of tensors that are skipped with a notice; `tied` maps a head's tensor to the
+    embedding that may stand in for it. `progress(bytes_done, bytes_total)` is called from the calling thread.
+    `staged` forces filling on the device block by block, or not; None does so except on CPU devices.
+    Raises ModelLoadError before anything is placed when names, shapes or dtypes do not fit.
+    """
+    begun = time.perf_counter()
+    plan = plan_load(specs, checkpoint, dtype=dtype, ignore=ignore, tied=tied)
+    budget = ByteBudget(STAGED_BYTES)
+    params = {n: _Parameter(specs[n].shape, plan.dtypes[n], shardings[n], budget, staged) for n in specs}
+    jobs = list(_jobs(plan, checkpoint, params))
+    total = sum(job.bytes for job in jobs)
+    _run(jobs, progress or (lambda done, total: None), total, threads or min(32, os.cpu_count() or 1))
+    arrays = {name: param.array() for name, param in params.items()}
+    jax.block_until_ready(arrays)
+    return arrays, LoadReport(total, time.perf_counter() - begun, tied=plan.tied, skipped=plan.skipped)
+
+
+class _Parameter:
+    """One parameter while it is being filled."""
+
+    def __init__(
+        self, shape: tuple[int, ...], dtype: np.dtype, sharding: Sharding, budget: ByteBudget, staged: bool | None
+    ):
+        self._shape, self._sharding = shape, sharding
+        self.dtype = dtype
+        by_bounds: dict[Bounds, list[jax.Device]] = {}
+        for device, index in sharding.addressable_devices_indices_map(shape).items():
+            bounds = tuple(s.indices(n)[:2] for s, n in zip(index, shape, strict=True))
+            by_bounds.setdefault(bounds, []).append(device)
+        self.shards = [_Filling(b, dtype, self._places(d), budget, staged) for b, d in by_bounds.items()]
+
+    def _places(self, devices: Sequence[jax.Device]) -> list[SingleDeviceSharding]:
+        return [SingleDeviceSharding(d, memory_kind=self._sharding.memory_kind) for d in devices]
+
+    def array(self) -> jax.Array:
+        """The whole, as a global array."""
+        local = [a for shard in self.shards for a in shard.arrays()]
+        return jax.make_array_from_single_device_arrays(self._shape, self._sharding, local)
+
+
+class _Filling:
+    """A shard with the number of pieces it still waits for; it is placed as soon as the last one is in."""
+
+    def __init__(self, bounds: Bounds, dtype: np.dtype, places: Sequence[SingleDeviceSharding], budget, staged):
+        self.bounds = bounds
+        self._waiting, self._lock = 0, threading.Lock()
+        self._arrays: list[jax.Array] | None = None
+        shape = tuple(high - low for low, high in bounds)
+        if staged is None:
+            on_host = next(iter(places[0].device_set)).platform == "cpu"
+            staged = not on_host and int(np.prod(shape)) * dtype.itemsize > WHOLE_BYTES
+        self._shard: Shard = StagedShard(shape, dtype, places, budget) if staged else HostShard(shape, dtype, places)
+
+    def expect(self) -> None:
+        """One more piece will come."""
+        self._waiting += 1
+
+    def write(self, piece: Piece, fill: Fill) -> None:
+        """Has `fill` write one expected piece, given a view with the axes of the tensor."""
+        self._shard.write(piece.target, lambda block: fill(piece.squeeze(block)))
+        with self._lock:
+            self._waiting -= 1
+            if not self._waiting:
+                self._arrays = self._shard.finish()
+
+    def arrays(self) -> list[jax.Array]:
+        """The shard on each of its devices."""
+        assert not self._waiting
+        return self._shard.finish() if self._arrays is None else self._arrays
+
+
+@dataclass(frozen=True)
+class _DecodeJob:
+    """Whole rows of a tensor, decoded where they belong."""
+
+    checkpoint: Checkpoint
+    name: str
+    shard: _Filling
+    piece: Piece
+    bytes: int
+
+    def __call__(self) -> int:
+        self.shard.write(self.piece, lambda out: self.checkpoint.decode(self.name, self.piece.source[0], out))
+        return self.bytes
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One reading of a tensor and everything that is cut from it."""
+
+    checkpoint: Checkpoint
+    name: str
+    dtype: np.dtype
+    cuts: list[tuple[Region, _Filling, Piece]]
+    bytes: int
+
+    def __call__(self) -> int:
+        tensor = self.checkpoint.read(self.name, self.dtype)
+        for region, shard, piece in self.cuts:
+            values = region.transform(tensor) if region.transform else tensor
+            shard.write(piece, partial(copy_into, source=values[piece.source]))
+        if self.bytes >= WHOLE_BYTES:
+            self.checkpoint.release(self.name)
+        return self.bytes
+
+
+def _jobs(plan: LoadPlan, checkpoint: Checkpoint, params: Mapping[str, _Parameter]) -> Iterable[_Job | _DecodeJob]:
+    """Work in the order of the files: a job a piece, but one for all pieces that need a decoded tensor whole."""
+    users: dict[str, list[tuple[str, Region]]] = {}
+    for param, regions in plan.regions.items():
+        for region in regions:
+            users.setdefault(region.name, []).append((param, region))
+    for name in sorted(users, key={n: i for i, n in enumerate(checkpoint.names())}.__getitem__):
+        per_value = checkpoint.nbytes(name) / max(1, int(np.prod(checkpoint.shape(name))))
+        together: dict[np.dtype, list[tuple[Region, _Filling, Piece]]] = {}
+        for param, region in users[name]:
+            target = params[param]
+            limit = max(1, BLOCK_BYTES // target.dtype.itemsize)
+            for shard in target.shards:
+                for piece in pieces(region, shard.bounds, limit):
+                    shard.expect()
+                    cut, size = (region, shard, piece), int(piece.size * per_value)
+                    if not checkpoint.decoded:
+                        yield _Job(checkpoint, name, target.dtype, [cut], size)
+                    elif region.transform is None and _whole_rows(piece, region.shape):
+                        yield _DecodeJob(checkpoint, name, shard, piece, size)
+                    else:
+                        together.setdefault(target.dtype, []).append(cut)
+        for dtype, cuts in together.items():
+            yield _Job(checkpoint, name, dtype, cuts, checkpoint.nbytes(name))
+
+
+def _whole_rows(piece: Piece, shape: tuple[int, ...]) -> bool:
+    rows = zip(piece.source[1:], shape[1:], strict=True)
+    return len(shape) > 1 and all(s == slice(0, n) for s, n in rows)
+
+
+def _run(jobs: Sequence[_Job | _DecodeJob], progress: Progress, total: int, threads: int) -> None:
+    """Runs all jobs; the first failure, or an interrupt, cancels those not begun and is raised."""
+    done = 0
+    progress(done, total)
+    with ThreadPoolExecutor(threads, thread_name_prefix="weights") as pool:
+        waiting: set[Future[int]] = {pool.submit(job) for job in jobs}
+        try:
+            while waiting:
+                finished, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+                done += sum(f.result() for f in finished)
+                progress(done, total)
+        except BaseException:
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise

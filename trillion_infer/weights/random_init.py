@@ -1,0 +1,38 @@
+"""Random parameters for models without weights: tests, benchmarks, compile checks."""
+
+import hashlib
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Sharding
+
+from trillion_infer.weights.spec import ParamSpec
+
+STD = 0.02
+
+
+def init_params(
+    specs: Mapping[str, ParamSpec], shardings: Mapping[str, Sharding], dtype: Any, seed: int
+) -> dict[str, jax.Array]:
+    """A random model: normal values of deviation `STD`, or ones or zeros as each spec says.
+
+    Values depend on seed and parameter name alone, not on the sharding. They are made on the devices.
+    """
+    makers, params = {}, {}
+    for name, spec in specs.items():
+        kind = (spec.shape, jnp.dtype(spec.dtype or dtype), spec.init, shardings[name])
+        if kind not in makers:
+            draw = partial(_draw, shape=kind[0], dtype=kind[1], init=kind[2])
+            makers[kind] = jax.jit(draw, out_shardings=kind[3])
+        fold = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "little")
+        params[name] = makers[kind](jax.random.fold_in(jax.random.key(seed), fold))
+    return params
+
+
+def _draw(key: jax.Array, *, shape: tuple[int, ...], dtype: jnp.dtype, init: str) -> jax.Array:
+    if init == "normal":
+        return jax.random.normal(key, shape, dtype) * jnp.asarray(STD, dtype)
+    return jnp.full(shape, 1 if init == "ones" else 0, dtype)

@@ -1,0 +1,118 @@
+"""Destinations of loaded values: the part of a parameter that one device, or several replicas, hold."""
+
+import math
+import mmap
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import SingleDeviceSharding
+
+Fill = Callable[[np.ndarray], None]
+ALIGNMENT = 64  # bytes; XLA's CPU backend shares a host buffer that is aligned so, and copies any other
+
+
+def aligned_zeros(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
+    """Zeros whose first byte lies on an `ALIGNMENT` boundary, in pages that are only taken when written."""
+    size = math.prod(shape) * dtype.itemsize
+    if size >= 1 << 20:
+        pages = mmap.mmap(-1, size)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            pages.madvise(mmap.MADV_HUGEPAGE)
+        return np.frombuffer(pages, dtype).reshape(shape)
+    data = np.zeros(size + ALIGNMENT, np.uint8)
+    start = -data.ctypes.data % ALIGNMENT
+    return data[start : start + size].view(dtype).reshape(shape)
+
+
+class Shard(Protocol):
+    """Takes values by regions, from any thread, then becomes one array a device."""
+
+    def write(self, where: tuple[slice, ...], fill: Fill) -> None:
+        """Calls `fill` with a writable array of the region's shape; `where` is in the shard's own coordinates."""
+        ...
+
+    def finish(self) -> list[jax.Array]:
+        """The shard on each of its devices. Regions never written are zero."""
+        ...
+
+
+class HostShard:
+    """Filled in host memory, then handed over whole: shared without a copy on CPU devices, sent to others."""
+
+    def __init__(self, shape: Sequence[int], dtype: np.dtype, places: Sequence[SingleDeviceSharding]):
+        self._block = aligned_zeros(shape, dtype)
+        self._places = places
+
+    def write(self, where: tuple[slice, ...], fill: Fill) -> None:
+        fill(self._block[where])
+
+    def finish(self) -> list[jax.Array]:
+        arrays = [jax.device_put(self._block, place) for place in self._places]
+        del self._block
+        return arrays
+
+
+class StagedShard:
+    """Filled in place on the device, a block of host memory at a time; the budget bounds the blocks in flight."""
+
+    def __init__(
+        self, shape: Sequence[int], dtype: np.dtype, places: Sequence[SingleDeviceSharding], budget: "ByteBudget"
+    ):
+        self._dtype, self._places, self._budget = dtype, places, budget
+        self._lock = threading.Lock()
+        self._arrays = [jax.jit(partial(jnp.zeros, tuple(shape), dtype), out_shardings=place)() for place in places]
+
+    def write(self, where: tuple[slice, ...], fill: Fill) -> None:
+        shape = tuple(len(range(s.start, s.stop, s.step or 1)) for s in where)
+        with self._budget.reserve(math.prod(shape) * self._dtype.itemsize):
+            block = np.empty(shape, self._dtype)
+            fill(block)
+            if all(s.step in (None, 1) for s in where):
+                update, at = _update, np.array([s.start for s in where], np.int32)
+            else:
+                update, at = _scatter, np.ix_(*(np.arange(s.start, s.stop, s.step, dtype=np.int32) for s in where))
+            for i, place in enumerate(self._places):
+                sent, position = jax.device_put((block, at), place)
+                with self._lock:
+                    self._arrays[i] = update(self._arrays[i], sent, position)
+                    self._arrays[i].block_until_ready()
+
+    def finish(self) -> list[jax.Array]:
+        return self._arrays
+
+
+class ByteBudget:
+    """A number of bytes that threads share; one request larger than all of it is let through alone."""
+
+    def __init__(self, limit: int):
+        self._limit, self._used = limit, 0
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def reserve(self, size: int) -> Iterator[None]:
+        """Waits until `size` bytes are free, and gives them back at its end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._used == 0 or self._used + size <= self._limit)
+            self._used += size
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._used -= size
+                self._changed.notify_all()
+
+
+@partial(jax.jit, donate_argnums=0)
+def _update(array: jax.Array, block: jax.Array, start: jax.Array) -> jax.Array:
+    return jax.lax.dynamic_update_slice(array, block, tuple(start))
+
+
+@partial(jax.jit, donate_argnums=0)
+def _scatter(array: jax.Array, block: jax.Array, at: tuple[jax.Array, ...]) -> jax.Array:
+    return array.at[at].set(block, unique_indices=True)
