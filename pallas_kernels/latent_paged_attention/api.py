@@ -1,0 +1,62 @@
+"""Latent paged attention: writes the new latents of a batch into the pool and attends."""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from pallas_kernels.common.backends import choose_backend
+from pallas_kernels.latent_paged_attention import reference
+from pallas_kernels.latent_paged_attention.checks import check_shapes
+
+
+def latent_paged_attention(
+    q_latent: Float[Array, "T H Rl"],
+    q_rope: Float[Array, "T H Rr"],
+    latent: Float[Array, "T Rl"],
+    k_rope: Float[Array, "T Rr"],
+    pool: Float[Array, "L P p R"],
+    layer: Int[Array, ""],
+    kv_lens: Int[Array, "S"],
+    page_table: Int[Array, "S B"],
+    cu_q_lens: Int[Array, "S+1"],
+    num_seqs: Int[Array, "2"],
+    *,
+    scale: float,
+    backend: str = "auto",
+    interpret: bool = False,
+) -> tuple[Float[Array, "T H Rl"], Float[Array, "L P p R"]]:
+    """Causal attention in latent space: every head shares one key (latent, rope) and one value (latent) a position.
+
+    The score of query t and position i is scale * (q_latent[t] . latent[i] + q_rope[t] . k_rope[i]); the output is
+    the latent averaged by softmax (DeepSeek-V2, section 2.1, with the up-projections absorbed into query and
+    output). Sequences stand in this order: those with exactly one query token (decode), the rest (prefill chunks,
+    verification of drafts), padding.
+
+    Args:
+      q_latent, q_rope: queries, the key up-projection already applied, and their rotary part.
+      latent, k_rope: the new tokens of all sequences, one sequence after another. Tokens at and past
+        cu_q_lens[num_seqs[1]] are padding: they write nothing and their output is zero.
+      pool: latents stacked over the layers of a cache group: Rl latent values, Rr rotary ones, then any number of
+        unused lanes (R >= Rl + Rr). Updated in place where the caller donates it.
+      layer: the layer of the pool to use.
+      kv_lens: positions of each sequence with the new tokens counted, 0 for padding.
+      page_table: page of block b of sequence s; entries at and past kv_len may be anything.
+      cu_q_lens: tokens of sequence s are q_latent[cu_q_lens[s]:cu_q_lens[s + 1]].
+      num_seqs: number of leading decode sequences, and number of sequences without padding.
+      scale: factor of the scores before softmax.
+      backend: `auto`, `reference`, `tpu` or `gpu`.
+      interpret: run a Pallas kernel on CPU, for tests.
+
+    Returns:
+      The output, in the dtype of q_latent, and the pool with the new tokens written. Slots that hold no position in
+      view are never read into the result; they may hold NaN.
+
+    Raises:
+      ValueError: shapes or dtypes do not fit.
+      UnsupportedError: no implementation can run them; every reason is listed.
+    """
+    check_shapes(q_latent, q_rope, latent, k_rope, pool, kv_lens, page_table, cu_q_lens, num_seqs)
+    choose_backend("latent_paged_attention", backend, {"reference": lambda: None})
+    layer = jnp.asarray(layer, jnp.int32)
+    batch = (kv_lens, page_table, cu_q_lens, num_seqs)
+    pool = reference.write_latents(latent, k_rope, pool, layer, *batch)
+    return reference.attend(q_latent, q_rope, pool, layer, *batch, scale=scale), pool

@@ -1,0 +1,145 @@
+"""Latent paged attention in plain XLA: what the kernels are compared with, and the implementation for CPU.
+
+Softmax is taken online, in float32, over chunks of pages (Milakov and Gimelshein 2018), so that memory is bounded
+by one chunk of latents whatever the context. Every loop runs as often as the batch needs, not as its bucket allows.
+"""
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from pallas_kernels.common.varying import vary_like
+
+LOWEST = -1e30
+CHUNK_TOKENS = 256
+DECODE_SEQUENCES = 8
+BLOCK_QUERIES = 16
+
+
+def write_latents(
+    latent: Float[Array, "T Rl"],
+    k_rope: Float[Array, "T Rr"],
+    pool: Float[Array, "L P p R"],
+    layer: Int[Array, ""],
+    kv_lens: Int[Array, "S"],
+    page_table: Int[Array, "S B"],
+    cu_q_lens: Int[Array, "S+1"],
+    num_seqs: Int[Array, "2"],
+) -> Float[Array, "L P p R"]:
+    """The pool with each new token at its page and slot, unused lanes zeroed; padding goes nowhere."""
+    tokens, (_, pages, page_size, width) = latent.shape[0], pool.shape
+    rows = jnp.concatenate([latent, k_rope], axis=1).astype(pool.dtype)
+    rows = jnp.pad(rows, ((0, 0), (0, width - rows.shape[1])))
+    token = jnp.arange(tokens, dtype=jnp.int32)
+    sequence = jnp.clip(jnp.searchsorted(cu_q_lens, token, side="right") - 1, 0, kv_lens.shape[0] - 1)
+    position = kv_lens[sequence] - cu_q_lens[sequence + 1] + token
+    real = token < cu_q_lens[num_seqs[1]]
+    page = jnp.where(real, page_table[sequence, jnp.where(real, position // page_size, 0)], pages)
+    return pool.at[jnp.broadcast_to(layer, page.shape), page, position % page_size].set(rows, mode="drop")
+
+
+def attend(
+    q_latent: Float[Array, "T H Rl"],
+    q_rope: Float[Array, "T H Rr"],
+    pool: Float[Array, "L P p R"],
+    layer: Int[Array, ""],
+    kv_lens: Int[Array, "S"],
+    page_table: Int[Array, "S B"],
+    cu_q_lens: Int[Array, "S+1"],
+    num_seqs: Int[Array, "2"],
+    *,
+    scale: float,
+) -> Float[Array, "T H Rl"]:
+    """The output of `api.latent_paged_attention` for a pool that already holds the new tokens."""
+    tokens, rank = q_latent.shape[0], q_latent.shape[2]
+    q = jnp.concatenate([q_latent, q_rope], axis=2)
+    block = min(BLOCK_QUERIES, tokens)
+    q = jnp.pad(q, ((0, DECODE_SEQUENCES + block), (0, 0), (0, 0)))
+    out = vary_like(jnp.zeros((*q.shape[:2], rank), q.dtype), q, pool, layer, kv_lens, page_table, cu_q_lens)
+
+    def attend_rows(queries, position, table):
+        return _attend_rows(queries, position, pool, layer, table, scale=scale, rank=rank)
+
+    out = _decode(attend_rows, q, out, kv_lens, page_table, num_seqs)
+    out = _prefill(attend_rows, q, out, kv_lens, page_table, cu_q_lens, num_seqs, block)
+    return out[:tokens]
+
+
+def _decode(attend_rows, q, out, kv_lens, page_table, num_seqs):
+    """`out` with the rows of the sequences of one query token, a few sequences at a time."""
+    count = DECODE_SEQUENCES
+    kv_lens, page_table = jnp.pad(kv_lens, (0, count)), jnp.pad(page_table, ((0, count), (0, 0)))
+
+    def body(i, out):
+        start = i * count
+        real = start + jnp.arange(count) < num_seqs[0]
+        position = jnp.where(real, lax.dynamic_slice_in_dim(kv_lens, start, count), 0) - 1
+        table = lax.dynamic_slice_in_dim(page_table, start, count)
+        rows = attend_rows(lax.dynamic_slice_in_dim(q, start, count)[:, None], position[:, None], table)
+        return lax.dynamic_update_slice_in_dim(out, rows[:, 0], start, 0)
+
+    return lax.fori_loop(0, (num_seqs[0] + count - 1) // count, body, out)
+
+
+def _prefill(attend_rows, q, out, kv_lens, page_table, cu_q_lens, num_seqs, block):
+    """`out` with the rows of the remaining sequences, `block` queries of one sequence at a time.
+
+    Blocks go in the order of their tokens, so that what one writes past its sequence's end the next overwrites,
+    and past the last sequence it writes zeros.
+    """
+    sequence = jnp.arange(kv_lens.shape[0])
+    todo = (sequence >= num_seqs[0]) & (sequence < num_seqs[1])
+    lens = jnp.where(todo, jnp.diff(cu_q_lens), 0)
+    ends = jnp.cumsum((lens + block - 1) // block)
+
+    def body(i, out):
+        s = jnp.searchsorted(ends, i, side="right")
+        offset = (i - ends[s] + (lens[s] + block - 1) // block) * block + jnp.arange(block)
+        start = cu_q_lens[s] + offset[0]
+        position = jnp.where(offset < lens[s], kv_lens[s] - lens[s] + offset, -1)
+        queries = lax.dynamic_slice_in_dim(q, start, block)
+        rows = attend_rows(queries[None], position[None], page_table[s][None])
+        return lax.dynamic_update_slice_in_dim(out, rows[0], start, 0)
+
+    return lax.fori_loop(0, ends[-1], body, out)
+
+
+def _attend_rows(
+    q: Float[Array, "N Q H R"],
+    position: Int[Array, "N Q"],
+    pool: Float[Array, "L P p R"],
+    layer: Int[Array, ""],
+    page_table: Int[Array, "N B"],
+    *,
+    scale: float,
+    rank: int,
+) -> Float[Array, "N Q H Rl"]:
+    """Attention of query groups that share a page table; rows of position -1 come out as zeros."""
+    (n, queries, heads, width), blocks, page_size = q.shape, page_table.shape[1], pool.shape[2]
+    pages = min(blocks, -(-CHUNK_TOKENS // page_size))
+    scaled = q.astype(jnp.float32) * scale
+    last = jnp.max(position, axis=1)
+
+    def body(i, carry):
+        peak, total, acc = carry
+        block = i * pages + jnp.arange(pages)
+        held = block * page_size <= last[:, None]
+        ids = jnp.where(held, page_table[:, jnp.minimum(block, blocks - 1)], 0)
+        keys = pool[layer, ids, :, :width].reshape(n, pages * page_size, width).astype(jnp.float32)
+        key = i * pages * page_size + jnp.arange(pages * page_size)
+        keys = jnp.where((key <= last[:, None])[..., None], keys, 0)
+        seen = (key <= position[..., None])[:, :, None]
+        scores = jnp.where(seen, jnp.einsum("nqhr,ncr->nqhc", scaled, keys, precision="highest"), LOWEST)
+        top = jnp.maximum(peak, scores.max(-1))
+        weights = jnp.where(seen, jnp.exp(scores - top[..., None]), 0)
+        fade = jnp.exp(peak - top)
+        values = jnp.einsum("nqhc,ncr->nqhr", weights, keys[..., :rank], precision="highest")
+        return top, total * fade + weights.sum(-1), acc * fade[..., None] + values
+
+    shape = (n, queries, heads)
+    carry = (jnp.full(shape, LOWEST), jnp.zeros(shape), jnp.zeros((*shape, rank)))
+    carry = tuple(vary_like(part, q, position, pool, layer, page_table) for part in carry)
+    steps = jnp.max(last) // (pages * page_size) + 1
+    _, total, acc = lax.fori_loop(0, steps, body, carry)
+    out = jnp.where((total > 0)[..., None], acc / jnp.where(total > 0, total, 1)[..., None], 0)
+    return out.astype(q.dtype)
