@@ -8,18 +8,17 @@ equal, bit for bit.
 """
 
 import torch
+from common import GOLDEN
 from compressed_tensors.compressors.mxfp4.base import MXFP4PackedCompressor
 from compressed_tensors.compressors.nvfp4.base import NVFP4PackedCompressor
 from compressed_tensors.compressors.pack_quantized.base import PackedQuantizationCompressor
 from compressed_tensors.entrypoints.convert.converters.autoawq import AutoAWQConverter
 from compressed_tensors.entrypoints.convert.converters.fp8block_dequantizer import FP8BlockDequantizer
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+from quantize import E2M1, fp8_block, int4_group, mxfp4
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
-
-from common import GOLDEN
-from quantize import E2M1, fp8_block, int4_group, mxfp4
 
 ROWS, COLS = 24, 96
 AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
@@ -28,7 +27,7 @@ AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
 def draw(seed: int, *shape: int) -> Tensor:
     """A bfloat16-exact matrix whose groups differ in size by some powers of two."""
     rng = torch.Generator().manual_seed(seed)
-    size = torch.randint(-4, 4, shape[:-1] + (shape[-1] // 32,), generator=rng).float().exp2()
+    size = torch.randint(-4, 4, (*shape[:-1], shape[-1] // 32), generator=rng).float().exp2()
     return (torch.randn(shape, generator=rng) * size.repeat_interleave(32, -1)).bfloat16().float()
 
 
@@ -68,7 +67,7 @@ def make_fp8() -> None:
 
 
 def make_mxfp4() -> None:
-    """The same matrix in compressed-tensors' naming and in gpt-oss's (there two experts, stored `[E, out, in / 32, 16]`)."""
+    """One matrix in compressed-tensors' naming, and two experts in gpt-oss's `[E, out, in / 32, 16]`."""
     form = mxfp4(draw(3, ROWS, COLS))
     named = {"weight_packed": form.tensors["blocks"].flatten(-2), "weight_scale": form.tensors["scales"]}
     args = scheme(num_bits=4, type="float", strategy="group", group_size=32, symmetric=True)
@@ -102,7 +101,7 @@ def make_nvfp4() -> None:
 
 
 def make_awq() -> None:
-    """AutoAWQ GEMM: `qweight [in, out / 8]`, `qzeros [in / g, out / 8]`, `scales [in / g, out]`; value = (q - z) * s."""
+    """AutoAWQ GEMM: `qweight [in, out/8]`, `qzeros [in/g, out/8]`, `scales [in/g, out]`; value = (q - z) * s."""
     group, inputs, outputs = 32, COLS, ROWS
     rng = torch.Generator().manual_seed(6)
     q = torch.randint(0, 16, (inputs, outputs), generator=rng)

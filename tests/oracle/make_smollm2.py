@@ -8,9 +8,8 @@ Writes golden/smollm2/{prompts.json,golden.npz,chat.json,tokenizer.json,penaltie
 import sys
 from pathlib import Path
 
-import torch
-
 import prompts
+import torch
 from common import GOLDEN, save_json
 from real_model import RealModel
 

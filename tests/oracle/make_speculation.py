@@ -2,7 +2,7 @@
 
     python tests/oracle/make_speculation.py        # after make_tiny.py: the targets are its models
 
-- eagle3_llama: head for `llama_deep`; `midlayer.*` names, an embedding of its own, default auxiliary layers (2, N/2, N-3)
+- eagle3_llama: head for `llama_deep`; `midlayer.*` names, an embedding of its own, auxiliary layers 2, N/2, N-3
 - eagle3_mla: head for `deepseek_v3`; `layers.0.*` names, latent attention and dense MLP, the target's embedding
 - deepseek_v3_mtp: a whole checkpoint whose layer N is an MTP layer
 """
@@ -12,12 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, PreTrainedModel
-from transformers.cache_utils import MtpCache
-from transformers.modeling_layers import MtpModel
-from transformers.utils.logging import disable_progress_bar
-
 from common import Trace, first_good_seed, save_npz
 from eagle3_reference import draft_chain, rms_norm
 from tiny_configs import DEEPSEEK_MTP, EAGLE3_LLAMA, EAGLE3_MLA
@@ -33,6 +27,10 @@ from tiny_model import (
     write_checkpoint,
     write_golden,
 )
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.cache_utils import MtpCache
+from transformers.modeling_layers import MtpModel
+from transformers.utils.logging import disable_progress_bar
 
 DRAFTS = 3
 AFTER = (0, 5, 17)

@@ -10,10 +10,9 @@ import tempfile
 from pathlib import Path
 
 import torch
-from transformers.utils.logging import disable_progress_bar
-
 from tiny_configs import MULTIMODAL, TEXT_MODELS
 from tiny_model import build, check_reload, disk_tensors, text_config, tiny_folder, write_checkpoint, write_golden
+from transformers.utils.logging import disable_progress_bar
 
 
 def make(name: str) -> None:
@@ -33,7 +32,9 @@ def make(name: str) -> None:
     spread = traces[-1].logits.std()
     gap = min(float(t.gaps.min()) for t in traces)
     distinct = [len(set(t.tokens.tolist())) for t in traces]
-    print(f"{name}: seed {seed}, {size} bytes, logits std {spread:.2f}, float64 {rounding:.0e}, gap {gap:.4f}, {distinct}")
+    print(
+        f"{name}: seed {seed}, {size} bytes, logits std {spread:.2f}, float64 {rounding:.0e}, gap {gap:.4f}, {distinct}"
+    )
 
 
 def write_multimodal(folder: Path, name: str, tensors: dict[str, torch.Tensor]) -> None:

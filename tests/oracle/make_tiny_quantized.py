@@ -14,13 +14,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, Mxfp4Config, PreTrainedModel
-from transformers.utils.logging import disable_progress_bar
-
 from quantize import Stored, fp8_block, int4_group, mxfp4
+from safetensors.torch import load_file
 from tiny_configs import DEEPSEEK_FP8, GPT_OSS, KIMI_K25
 from tiny_model import FLOAT32_ON_DISK, build, check_reload, text_config, tiny_folder, write_checkpoint, write_golden
+from transformers import AutoModelForCausalLM, Mxfp4Config, PreTrainedModel
+from transformers.utils.logging import disable_progress_bar
 
 Tensors = dict[str, torch.Tensor]
 Quantiser = Callable[[torch.Tensor], Stored]

@@ -19,7 +19,7 @@ SHORT: dict[str, str] = {
     "weather": "Yesterday the harbour was covered in fog until noon, so the ferries",
     "list": "Things to pack for a week in the mountains:\n- boots\n- a warm jacket\n-",
     "table": "| city | country |\n|---|---|\n| Lima | Peru |\n| Oslo | Norway |\n| Nairobi |",
-    "quote": "\"I never said the lamp was broken,\" the keeper answered. \"I said that nobody had lit it since",
+    "quote": '"I never said the lamp was broken," the keeper answered. "I said that nobody had lit it since',
     "spaces": "name:    Ada   \n  age:\t36\n\n\n   city:",
     "emoji": "Good morning! ☀️ Today's plan: coffee ☕, a long walk 🚶 and",
     "history": "The printing press changed Europe in the fifteenth century. Before it, books were copied by hand, and",
@@ -33,7 +33,7 @@ CODE: dict[str, str] = {
     "json": '{"name": "set_alarm", "arguments": {"hour": 7, "minute": 30, "days": ["mon", "tue",',
     "c": "#include <stdio.h>\n\nint main(void) {\n    for (int i = 0; i < 10; i++) {\n        printf(",
     "shell": "#!/bin/sh\nset -eu\nfor file in *.log; do\n    gzip -9",
-    "regex": "import re\n\nEMAIL = re.compile(r\"[^@\\s]+@[^@\\s]+\\.[a-z]{2,}\")\n\ndef find_emails(text):\n    return",
+    "regex": 'import re\n\nEMAIL = re.compile(r"[^@\\s]+@[^@\\s]+\\.[a-z]{2,}")\n\ndef find_emails(text):\n    return',
 }
 
 KOREAN: dict[str, str] = {
@@ -64,8 +64,26 @@ CHATS: dict[str, list[dict[str, str]]] = {
 LONG_TOKENS: dict[str, int] = {"long_400": 400, "long_800": 800, "long_1500": 1500, "long_3000": 3000}
 
 _PEOPLE = ["Mira", "Tomas", "Yuna", "Okafor", "Lena", "Ravi", "Sofia", "Daniel", "Hana", "Pieter", "Amara", "Joon"]
-_PLACES = ["the quarry", "the old mill", "pier nine", "the seed store", "the north gate", "a rented hall", "the archive"]
-_THINGS = ["copper wire", "maps", "lanterns", "glass jars", "rope", "winter coats", "radio parts", "ledgers", "seedlings"]
+_PLACES = [
+    "the quarry",
+    "the old mill",
+    "pier nine",
+    "the seed store",
+    "the north gate",
+    "a rented hall",
+    "the archive",
+]
+_THINGS = [
+    "copper wire",
+    "maps",
+    "lanterns",
+    "glass jars",
+    "rope",
+    "winter coats",
+    "radio parts",
+    "ledgers",
+    "seedlings",
+]
 _VERBS = ["counted", "repaired", "carried", "sold", "painted", "lost", "found", "weighed", "photographed", "wrapped"]
 _WHY = [
     "because the river had risen in the night",
@@ -94,8 +112,10 @@ def _diary(rng: random.Random, day: int) -> str:
 
 
 def _figures(rng: random.Random, day: int) -> str:
-    rows = [f"{thing}: {rng.randint(1, 999)} at {rng.randint(1, 60)}.{rng.randint(0, 99):02d}" for thing in
-            rng.sample(_THINGS, rng.randint(3, 5))]
+    rows = [
+        f"{thing}: {rng.randint(1, 999)} at {rng.randint(1, 60)}.{rng.randint(0, 99):02d}"
+        for thing in rng.sample(_THINGS, rng.randint(3, 5))
+    ]
     return f"Stock on day {day + 1}:\n" + "\n".join(rows)
 
 
@@ -119,7 +139,9 @@ def _snippet(rng: random.Random, day: int) -> str:
 def _korean_note(rng: random.Random, day: int) -> str:
     who = rng.choice(["미라", "준호", "하나", "서연", "도윤"])
     what = rng.choice(["지도", "밧줄", "유리병", "외투", "장부"])
-    return f"{day + 1}일째 메모: {who}가 {what} {rng.randint(2, 50)}개를 {rng.choice(['창고', '부두', '시장'])}로 옮겼다."
+    return (
+        f"{day + 1}일째 메모: {who}가 {what} {rng.randint(2, 50)}개를 {rng.choice(['창고', '부두', '시장'])}로 옮겼다."
+    )
 
 
 TOKENIZER_TEXTS: list[str] = [
@@ -138,5 +160,5 @@ TOKENIZER_TEXTS: list[str] = [
     "<|im_start |> not special",
     "a" * 70,
     "http://example.org/a?b=c&d=%20#e",
-    "{\"k\": [1, 2.5e-3, null]}",
+    '{"k": [1, 2.5e-3, null]}',
 ]

@@ -51,7 +51,7 @@ def fp8_block(weight: Tensor, block: int = 128) -> Stored:
 
 
 def mxfp4(weight: Tensor) -> Stored:
-    """OCP mxfp4 over the last axis: e2m1 pairs (low nibble first) in `blocks`, e8m0 exponents (bias 127) in `scales`."""
+    """OCP mxfp4 over the last axis: `blocks` of e2m1 pairs, low nibble first; `scales` e8m0 exponents, bias 127."""
     *lead, cols = weight.shape
     groups = weight.float().reshape(*lead, cols // 32, 32)
     exponent = groups.abs().amax(-1, keepdim=True).log2().floor() - 2

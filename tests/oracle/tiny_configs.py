@@ -185,7 +185,14 @@ KIMI_K25: Config = {
     "vision_config": {"model_type": "kimi_k25_vision", "hidden_size": 4, "num_hidden_layers": 1},
 }
 
-DEEPSEEK_MTP: Config = _DEEPSEEK | {"num_hidden_layers": 3, "num_nextn_predict_layers": 1, "n_routed_experts": 4, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2}
+DEEPSEEK_MTP: Config = _DEEPSEEK | {
+    "num_hidden_layers": 3,
+    "num_nextn_predict_layers": 1,
+    "n_routed_experts": 4,
+    "n_group": 2,
+    "topk_group": 1,
+    "num_experts_per_tok": 2,
+}
 
 EAGLE3_LLAMA: Config = {
     "architectures": ["LlamaForCausalLMEagle3"],
@@ -397,7 +404,11 @@ TEXT_MODELS: dict[str, Config] = {
         "tie_word_embeddings": True,
     },
     "qwen3": _QWEN3,
-    "gemma3_text": _GEMMA3 | {"_sliding_window_pattern": 6, "layer_types": (["sliding_attention"] * 5 + ["full_attention"] + ["sliding_attention"] * 2)},
+    "gemma3_text": _GEMMA3
+    | {
+        "_sliding_window_pattern": 6,
+        "layer_types": (["sliding_attention"] * 5 + ["full_attention"] + ["sliding_attention"] * 2),
+    },
     "gemma3_text_scaled": _GEMMA3
     | {
         "num_hidden_layers": 7,

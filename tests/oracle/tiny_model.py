@@ -8,11 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
-from transformers import DeepseekV3Config
-
 from common import GOLDEN, Trace, first_good_seed, greedy, save_npz
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM, DeepseekV3Config, PretrainedConfig, PreTrainedModel
 
 PROMPT_LENGTHS = (5, 40, 96)
 MIN_GAP = 2e-3

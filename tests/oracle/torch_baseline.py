@@ -123,7 +123,13 @@ def offline_seconds(base: Baseline, work: Work) -> float:
 
 def startup_s(args: argparse.Namespace, folder: Path, prompt: list[int]) -> float:
     """Seconds from starting a process to its first token."""
-    child = [sys.executable, __file__, f"--model={folder}", f"--dtype={args.dtype}", f"--first_token={json.dumps(prompt)}"]
+    child = [
+        sys.executable,
+        __file__,
+        f"--model={folder}",
+        f"--dtype={args.dtype}",
+        f"--first_token={json.dumps(prompt)}",
+    ]
     if args.threads:
         child.append(f"--threads={args.threads}")
     start = time.perf_counter()
