@@ -64,6 +64,7 @@ class FakeDevice:
         self.pages = [[[None] * cache.page_size for _ in range(g.pool.num_pages)] for g in cache.groups]
         self.tables: dict[tuple[int, int, int], int] = {}
         self.last_token: dict[int, int] = {}
+        self.sampled_ids: dict[Request, list[int]] = {}
         self.computed_tokens = 0
 
     def run(self, plan: StepPlan) -> list[tuple[Row, list[int]]]:
@@ -71,38 +72,61 @@ class FakeDevice:
             self.tables[group, slot, block] = page
         inputs = [self._sequence(row) for row in plan.rows]
         for row, ids in zip(plan.rows, inputs, strict=True):
+            self._attend_before_others_write(row, ids)
+        for row, ids in zip(plan.rows, inputs, strict=True):
             self._write(row, ids)
-        return [(row, self._attend(row, ids)) for row, ids in zip(plan.rows, inputs, strict=True)]
+            self.computed_tokens += row.length
+        for row, ids in zip(plan.rows, inputs, strict=True):
+            self._attend(row, ids)
+        return [(row, self._sample(row, ids)) for row, ids in zip(plan.rows, inputs, strict=True)]
 
     def _sequence(self, row: Row) -> list[int]:
-        """Ids of the positions [0, start + length): known to the host, or the slot's last token."""
+        """Ids of the positions [0, start + length): those the host knows, else those sampled here before."""
         request, end = row.request, row.start + row.length
         known = request.known_ids()
-        ids = known[: row.start + 1] if row.draft_ids else known[:end]
-        ids += row.draft_ids
-        if len(ids) == end - 1:
-            ids.append(self.last_token[request.slot])
-        assert len(ids) == end, f"{row} reads tokens that nobody has"
-        return ids
+        if row.draft_ids:
+            assert len(known) == row.start + 1, f"{row} drafts after a token that the host does not know"
+            return known + list(row.draft_ids)
+        if len(known) >= end:
+            return known[:end]
+        ids = self.sampled_ids[request]
+        assert len(ids) == end, f"{row} reads a token that nobody has"
+        assert ids[-1] == self.last_token[request.slot], f"the slot of {row} holds another request's token"
+        return list(ids)
 
-    def _write(self, row: Row, ids: list[int]) -> None:
-        size = self.cache.page_size
-        self.computed_tokens += row.length
+    def _write(self, row: Row, ids: list[int]) -> list[tuple[list, int, int | None]]:
+        """Fill the row's cells; returns (page, offset, content before) of each."""
+        before = []
         for group in range(len(self.pages)):
             for i in range(row.start, row.start + row.length):
-                page = self.tables[group, row.request.slot, i // size]
-                self.pages[group][page][i % size] = digest(row.request, ids[: i + 1])
+                page, offset = self._cell(group, row, i)
+                before.append((page, offset, page[offset]))
+                page[offset] = digest(row.request, ids[: i + 1])
+        return before
 
-    def _attend(self, row: Row, ids: list[int]) -> list[int]:
-        size, sampled = self.cache.page_size, []
+    def _cell(self, group: int, row: Row, position: int) -> tuple[list, int]:
+        size = self.cache.page_size
+        page = self.tables[group, row.request.slot, position // size]
+        return self.pages[group][page], position % size
+
+    def _attend_before_others_write(self, row: Row, ids: list[int]) -> None:
+        """Rows of one step run in any order: none may need what another one writes."""
+        before = self._write(row, ids)
+        self._attend(row, ids)
+        for page, offset, content in before:
+            page[offset] = content
+
+    def _attend(self, row: Row, ids: list[int]) -> None:
         for i in range(row.start, row.start + row.length):
             for number, group in enumerate(self.cache.groups):
                 for j in range(group.group.first_visible(i), i + 1):
-                    page = self.tables[number, row.request.slot, j // size]
-                    assert self.pages[number][page][j % size] == digest(row.request, ids[: j + 1]), (
-                        f"{row.request.request_id} sees a wrong token at {j} from {i} in group {number}, page {page}"
+                    page, offset = self._cell(number, row, j)
+                    assert page[offset] == digest(row.request, ids[: j + 1]), (
+                        f"{row.request.request_id} sees a wrong token at {j} from {i} in group {number}"
                     )
-            sampled.append(next_token(row.request, ids[: i + 1]))
+
+    def _sample(self, row: Row, ids: list[int]) -> list[int]:
+        sampled = [next_token(row.request, ids[: i + 1]) for i in range(row.start, row.start + row.length)]
         if not row.samples:
             return []
         if not row.draft_ids:
@@ -113,6 +137,7 @@ class FakeDevice:
                 accepted += 1
             sampled = sampled[: accepted + 1]
         self.last_token[row.request.slot] = sampled[-1]
+        self.sampled_ids[row.request] = ids[: row.start + row.length - len(row.draft_ids)] + sampled
         return sampled
 
 

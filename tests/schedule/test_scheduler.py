@@ -157,7 +157,8 @@ def test_preempted_request_waits_for_its_tokens_in_flight():
     assert scheduler.schedule() is None
     scheduler.complete(second.rows[1], [9])
     (row,) = scheduler.schedule().rows
-    assert row.start + row.length == 9 and row.samples, "prompt and known tokens are recomputed, then the next sampled"
+    assert row.start + row.length == 9, "prompt and known tokens are recomputed"
+    assert row.samples, "the next token is sampled"
 
 
 def test_lone_request_runs_however_long_the_expected_answer():
