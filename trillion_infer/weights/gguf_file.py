@@ -63,14 +63,16 @@ class GGUFFile:
         try:
             self.metadata: Mapping[str, Any] = _Metadata({cursor.string(): cursor.value() for _ in range(keys)})
             rows = [_tensor_row(cursor) for _ in range(tensors)]
-        except (struct.error, IndexError, UnicodeDecodeError) as error:
+        except (struct.error, IndexError, OverflowError, UnicodeDecodeError) as error:
             raise ModelLoadError(
                 f"{path} is truncated or corrupt: its header breaks off at byte {cursor.at} of {self.mapped.size}; "
                 "the download is probably incomplete, fetch it again"
             ) from error
         except ValueError as error:
             raise ModelLoadError(f"{path} has a header that cannot be read: {error}") from error
-        alignment = int(self.metadata.get("general.alignment", 32))
+        alignment = self.metadata.get("general.alignment", 32)
+        if not isinstance(alignment, int) or alignment < 1:
+            raise ModelLoadError(f"{path} has general.alignment {alignment!r}; it must be a positive number")
         self.tensors = _place(path, rows, -(-cursor.at // alignment) * alignment, self.mapped.size)
 
     def raw(self, name: str) -> np.ndarray:
