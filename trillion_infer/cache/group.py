@@ -37,9 +37,11 @@ class GroupPages:
         self._held: dict[Request, HeldPages] = {}
 
     def held(self, request: Request) -> HeldPages:
-        return self._held.setdefault(request, HeldPages())
+        """The pages of a request that was attached."""
+        return self._held[request]
 
     def num_held(self, request: Request) -> int:
+        """0 for a request that holds nothing."""
         held = self._held.get(request)
         return len(held.pages) if held is not None else 0
 
@@ -75,24 +77,22 @@ class GroupPages:
         self._held[request] = held
         return held
 
-    def drop_unseen(self, request: Request) -> None:
-        """Release the blocks that no query from `num_computed` on reads."""
-        held = self.held(request)
-        count = min(self.first_needed(request.num_computed) - held.first, len(held.pages))
-        if count > 0:
-            for page in held.pages[:count]:
-                self._release(page)
-            del held.pages[:count]
-            held.first += count
+    def prepare(self, request: Request) -> int:
+        """Release the blocks that no query from `num_computed` on reads; the number of the next block to add."""
+        held = self._held[request]
+        if not self.group.is_full:
+            count = min(self.first_needed(request.num_computed) - held.first, len(held.pages))
+            if count > 0:
+                for page in held.pages[:count]:
+                    self._release(page)
+                del held.pages[:count]
+                held.first += count
+        return held.first + len(held.pages)
 
-    def blocks_to_add(self, request: Request, upto: int) -> range:
-        """Blocks that `request` lacks to hold every position below `upto` that is still read."""
-        return range(self.held(request).end, -(-upto // self.page_size))
-
-    def extend(self, request: Request, blocks: range) -> list[int]:
-        """Lease a page for each block; there are enough."""
-        pages = [self.pool.lease() for _ in blocks]
-        self.held(request).pages.extend(pages)
+    def extend(self, request: Request, count: int) -> list[int]:
+        """Lease pages for the next `count` blocks; there are enough."""
+        pages = [self.pool.lease() for _ in range(count)]
+        self._held[request].pages.extend(pages)
         return pages
 
     def truncate(self, request: Request, num_tokens: int) -> None:

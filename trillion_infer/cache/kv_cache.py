@@ -115,23 +115,22 @@ class KVCache:
 
         Pages that no query from num_computed on reads are released first, whatever the answer.
         """
-        wanted = []
-        for group in self.groups:
-            group.drop_unseen(request)
-            blocks = group.blocks_to_add(request, upto_tokens)
-            if len(blocks) > group.pool.available:
+        end = -(-upto_tokens // self.page_size)
+        starts = [group.prepare(request) for group in self.groups]
+        if min(starts) >= end:
+            return True
+        for start, group in zip(starts, self.groups, strict=True):
+            if end - start > group.pool.available:
                 return False
-            wanted.append(blocks)
-        for number, (group, blocks) in enumerate(zip(self.groups, wanted, strict=True)):
-            if blocks:
-                self._note(number, request, blocks.start, group.extend(request, blocks))
+        for number, start in enumerate(starts):
+            if start < end:
+                self._note(number, request, start, self.groups[number].extend(request, end - start))
         return True
 
     def fit(self, request: Request, upto_tokens: int) -> int:
         """The most positions, at most `upto_tokens`, that `allocate` could hold now."""
         for group in self.groups:
-            group.drop_unseen(request)
-            end = group.held(request).end + group.pool.available
+            end = group.prepare(request) + group.pool.available
             upto_tokens = min(upto_tokens, end * self.page_size)
         return upto_tokens
 

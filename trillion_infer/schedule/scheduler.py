@@ -155,8 +155,9 @@ class Scheduler:
         return StepPlan(decodes + others, step.admitted, preempted, self.cache.drain_updates(), len(decodes))
 
     def _plan_decodes(self, step: _Step) -> None:
-        ready = [r for r in self._running if _lacks(r) == 1 and _may_run(r)]
-        prefilling = len(self._waiting) > 0 or any(_lacks(r) > 1 for r in self._running)
+        lacking = [(r, _lacks(r)) for r in self._running]
+        ready = [r for r, count in lacking if count == 1 and _may_run(r)]
+        prefilling = len(self._waiting) > 0 or any(count > 1 for _, count in lacking)
         spare = self.config.max_batch_tokens - len(ready)
         spare -= self.config.prefill_chunk if prefilling else 0
         for request in ready:
@@ -299,9 +300,10 @@ class Scheduler:
 
 def _lacks(request: Request) -> int:
     """Tokens to compute now; 0 when all that may be asked for is on its way."""
-    if request.num_output >= request.max_tokens:
+    output = request.num_output
+    if output >= request.max_tokens:
         return 0
-    return max(0, request.num_tokens - request.num_computed)
+    return max(0, len(request.prompt_ids) + output - request.num_computed)
 
 
 def _may_run(request: Request) -> bool:

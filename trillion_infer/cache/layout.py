@@ -1,0 +1,64 @@
+"""Device arrays of the KV pools: shapes, sharding, bytes."""
+
+import math
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from sharding.heads import HeadPlan
+from trillion_infer.config.model import AttentionSpec, CacheKey, ModelConfig, cache_key
+
+LANES = 128
+
+
+@dataclass(frozen=True)
+class PoolLayout:
+    """One pool, `[L, P, p, 2K/pack, pack, D]` for attention and `[L, P, p, R]` for latent entries.
+
+    heads: physical KV heads (replicas and padding counted). pages are those of all `data` shards together.
+    """
+
+    key: CacheKey
+    layers: int
+    page_size: int
+    heads: int
+    dim: int
+    dtype: str
+    pack: int
+
+    def shape(self, pages: int) -> tuple[int, ...]:
+        if self.key.kind == "latent":
+            return (self.layers, pages, self.page_size, self.dim)
+        return (self.layers, pages, self.page_size, 2 * self.heads // self.pack, self.pack, self.dim)
+
+    @property
+    def spec(self) -> PartitionSpec:
+        """Pages over `data`, heads over `tensor`."""
+        if self.key.kind == "latent":
+            return PartitionSpec(None, "data")
+        return PartitionSpec(None, "data", None, "tensor")
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page over all layers and heads."""
+        return math.prod(self.shape(1)) * jnp.dtype(self.dtype).itemsize
+
+    def abstract(self, pages: int, mesh: Mesh) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(self.shape(pages), jnp.dtype(self.dtype), sharding=NamedSharding(mesh, self.spec))
+
+
+def pool_layouts(config: ModelConfig, page_size: int, dtype: str, tensor: int, platform: str) -> tuple[PoolLayout, ...]:
+    """One layout a cache key of the model, in the model's order."""
+    pack = 4 // jnp.dtype(dtype).itemsize if platform == "tpu" else 1
+    layouts = []
+    for key in config.cache_keys:
+        heads = 1
+        if key.kind == "attention":
+            mixer = next(layer.mixer for layer in config.layers if cache_key(layer.mixer) == key)
+            assert isinstance(mixer, AttentionSpec)
+            heads = HeadPlan(mixer.heads, mixer.kv_heads, tensor).physical_kv_heads
+        dim = -(-key.dim // LANES) * LANES if platform == "tpu" else key.dim
+        layouts.append(PoolLayout(key, config.layers_of(key), page_size, heads, dim, dtype, pack))
+    return tuple(layouts)
