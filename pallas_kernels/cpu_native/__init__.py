@@ -1,6 +1,6 @@
 """Native kernels for CPUs, called by XLA through its foreign function interface."""
 
 from pallas_kernels.cpu_native.load import Native, native
-from pallas_kernels.cpu_native.matmul import matmul
+from pallas_kernels.cpu_native.matmul import gguf_matmul, matmul, quantised_matmul
 
-__all__ = ["Native", "matmul", "native"]
+__all__ = ["Native", "gguf_matmul", "matmul", "native", "quantised_matmul"]

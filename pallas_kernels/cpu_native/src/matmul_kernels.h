@@ -2,30 +2,12 @@
 // bits of a row depend neither on the other rows of the batch nor on how the work is split.
 #pragma once
 
-#include "kernels.h"
-#include "simd.h"
+#include "decode.h"
 
 namespace TI_ISA {
 
-constexpr int kColumnBlock = 6;
 constexpr int kRowTile = 4;
 constexpr int kColumnTile = kRegisters == 32 ? 6 : 3;
-constexpr int64_t kMaxBlockDepth = 768;
-
-// Sources give two vectors of weights per step of 2 * kLanes, in the order of packed_x.
-struct FloatRows {
-  using Element = float;
-  static constexpr bool kInterleaved = false;
-  static inline void load2(const float* p, F& a, F& b) {
-    a = load(p);
-    b = load(p + kLanes);
-  }
-};
-struct BFloatRows {
-  using Element = uint16_t;
-  static constexpr bool kInterleaved = true;
-  static inline void load2(const uint16_t* p, F& a, F& b) { load_bf16_pairs(p, a, b); }
-};
 
 // Adds up the lanes of a tile's accumulators into out[r * out_stride + c].
 template <int MR, int NR>
@@ -113,31 +95,6 @@ static void raw_columns(const float* x, int64_t x_stride, const typename Rows::E
     raw_tile<Rows, MR, 1>(x, x_stride, w + c * w_stride, w_stride, depth, out + c, out_stride, first, w_stride);
 }
 
-// Weights as f32 in packed order, padded with zeros to padded_depth; those `ahead` are prefetched.
-template <class Rows>
-static void decode_row(const typename Rows::Element* w, int64_t depth, int64_t padded_depth, float* out,
-                       int64_t ahead) {
-  constexpr int64_t step = 2 * kLanes;
-  int64_t k = 0;
-  for (; k + step <= depth; k += step) {
-    __builtin_prefetch(w + k + ahead, 0, 3);
-    F a, b;
-    Rows::load2(w + k, a, b);
-    store(out + k, a);
-    store(out + k + kLanes, b);
-  }
-  if (k == padded_depth) return;
-  typename Rows::Element tail[step] = {};
-  for (; k < padded_depth; k += step) {
-    memset(tail, 0, sizeof tail);
-    if (k < depth) memcpy(tail, w + k, (size_t)(depth - k < step ? depth - k : step) * sizeof tail[0]);
-    F a, b;
-    Rows::load2(tail, a, b);
-    store(out + k, a);
-    store(out + k + kLanes, b);
-  }
-}
-
 template <class Rows>
 static void pack_rows(const ti::Matmul& m, int64_t row0, int64_t row1) {
   for (int64_t t = row0; t < row1; ++t) {
@@ -145,7 +102,7 @@ static void pack_rows(const ti::Matmul& m, int64_t row0, int64_t row1) {
     if (m.x_type == ti::Type::kBFloat16) {
       const uint16_t* x = (const uint16_t*)m.x + t * m.depth;
       if (Rows::kInterleaved) {
-        decode_row<BFloatRows>(x, m.depth, m.packed_depth, out, 0);
+        BFloatRows::expand(x, m.depth, m.packed_depth, out, 0);
       } else {
         for (int64_t k = 0; k < m.packed_depth; ++k) out[k] = k < m.depth ? bf16_to_float(x[k]) : 0.0f;
       }
@@ -166,7 +123,9 @@ static void pack_rows(const ti::Matmul& m, int64_t row0, int64_t row1) {
   }
 }
 
-static void store_row(const ti::Matmul& m, int64_t row, int64_t column, int64_t count, const float* from) {
+static void store_row(const ti::Matmul& m, int64_t row, int64_t column, int64_t count, float* from) {
+  if (m.format == ti::Format::kInt8)
+    for (int64_t c = 0; c < count; ++c) from[c] *= value_at(m.scale, m.scale_type, column + c);
   if (m.y_type == ti::Type::kFloat32) {
     memcpy((float*)m.y + row * m.columns + column, from, (size_t)count * 4);
     return;
@@ -180,13 +139,13 @@ template <class Rows, int MR, int NR>
 static void stream_tile(const ti::Matmul& m, int64_t row0, int64_t column0, int64_t column1) {
   constexpr int64_t wide = 96;
   float out[MR * wide];
-  const auto* w = (const typename Rows::Element*)m.w;
   const float* x = m.packed_x + row0 * m.packed_depth;
   for (int64_t c = column0; c < column1; c += wide) {
     int64_t columns = column1 - c < wide ? column1 - c : wide;
-    for (int64_t k = 0; k < m.depth; k += m.block_depth) {
-      int64_t depth = m.depth - k < m.block_depth ? m.depth - k : m.block_depth;
-      raw_columns<Rows, MR, NR>(x + k, m.packed_depth, w + c * m.depth + k, m.depth, columns, depth, out, wide,
+    const auto* w = (const typename Rows::Element*)(m.w + c * m.row_bytes);
+    for (int64_t k = 0; k < m.depth; k += ti::kBlockDepth) {
+      int64_t depth = m.depth - k < ti::kBlockDepth ? m.depth - k : ti::kBlockDepth;
+      raw_columns<Rows, MR, NR>(x + k, m.packed_depth, w + k, m.depth, columns, depth, out, wide,
                                 k == 0);
     }
     for (int r = 0; r < MR; ++r) store_row(m, row0 + r, c, columns, out + r * wide);
@@ -197,18 +156,17 @@ static void stream_tile(const ti::Matmul& m, int64_t row0, int64_t column0, int6
 template <class Rows>
 static void block_tile(const ti::Matmul& m, int64_t row0, int64_t row1, int64_t column0, int64_t column1) {
   constexpr int64_t chunk = 128;
-  alignas(64) float w[kColumnBlock * kMaxBlockDepth];
+  alignas(64) float w[kColumnBlock * ti::kBlockDepth];
   alignas(64) float out[chunk * kColumnBlock];
   for (int64_t t0 = row0; t0 < row1; t0 += chunk) {
     int64_t rows = row1 - t0 < chunk ? row1 - t0 : chunk;
     for (int64_t c = column0; c < column1; c += kColumnBlock) {
       int64_t columns = column1 - c < kColumnBlock ? column1 - c : kColumnBlock;
-      for (int64_t k = 0; k < m.packed_depth; k += m.block_depth) {
-        int64_t padded = m.packed_depth - k < m.block_depth ? m.packed_depth - k : m.block_depth;
+      for (int64_t k = 0; k < m.packed_depth; k += ti::kBlockDepth) {
+        int64_t padded = m.packed_depth - k < ti::kBlockDepth ? m.packed_depth - k : ti::kBlockDepth;
         int64_t depth = m.depth - k < padded ? m.depth - k : padded;
         for (int64_t j = 0; j < columns; ++j)
-          decode_row<Rows>((const typename Rows::Element*)m.w + (c + j) * m.depth + k, depth, padded, w + j * padded,
-                           kColumnBlock * m.depth);
+          Rows::decode(m, c + j, k, depth, padded, w + j * padded);
         const float* x = m.packed_x + t0 * m.packed_depth + k;
         int64_t r = 0;
         for (; r + kRowTile <= rows; r += kRowTile)
@@ -226,11 +184,11 @@ static void block_tile(const ti::Matmul& m, int64_t row0, int64_t row1, int64_t 
   }
 }
 
+// Few rows of a plain format are streamed.
 template <class Rows>
-static void matmul_rectangle(const ti::Matmul& m, int64_t row0, int64_t row1, int64_t column0, int64_t column1) {
-  bool streams = m.depth == m.packed_depth;
+static void plain_tile(const ti::Matmul& m, int64_t row0, int64_t row1, int64_t column0, int64_t column1) {
   int64_t rows = row1 - row0;
-  if (!streams || rows > 4) return block_tile<Rows>(m, row0, row1, column0, column1);
+  if (m.depth != m.packed_depth || rows > 4) return block_tile<Rows>(m, row0, row1, column0, column1);
   constexpr int wide = kRegisters == 32 ? 2 : 1;
   if (rows == 1) return stream_tile<Rows, 1, 8>(m, row0, column0, column1);
   if (rows == 2) return stream_tile<Rows, 2, 6>(m, row0, column0, column1);
@@ -239,13 +197,23 @@ static void matmul_rectangle(const ti::Matmul& m, int64_t row0, int64_t row1, in
 }
 
 static void matmul_pack(const ti::Matmul& m, int64_t row0, int64_t row1) {
-  if (m.w_type == ti::Type::kBFloat16) return pack_rows<BFloatRows>(m, row0, row1);
+  if (m.format == ti::Format::kBFloat16 || m.format == ti::Format::kInt4)
+    return pack_rows<BFloatRows>(m, row0, row1);
   pack_rows<FloatRows>(m, row0, row1);
 }
 
 static void matmul_tile(const ti::Matmul& m, int64_t row0, int64_t row1, int64_t column0, int64_t column1) {
-  if (m.w_type == ti::Type::kBFloat16) return matmul_rectangle<BFloatRows>(m, row0, row1, column0, column1);
-  matmul_rectangle<FloatRows>(m, row0, row1, column0, column1);
+  using ti::Format;
+  switch (m.format) {
+    case Format::kFloat32: return plain_tile<FloatRows>(m, row0, row1, column0, column1);
+    case Format::kBFloat16: return plain_tile<BFloatRows>(m, row0, row1, column0, column1);
+    case Format::kInt8: return plain_tile<Int8Rows>(m, row0, row1, column0, column1);
+    case Format::kInt4: return block_tile<Int4Rows>(m, row0, row1, column0, column1);
+    case Format::kQ8_0: return block_tile<BlockRows<Q8_0, Format::kQ8_0>>(m, row0, row1, column0, column1);
+    case Format::kQ4_0: return block_tile<BlockRows<Q4_0, Format::kQ4_0>>(m, row0, row1, column0, column1);
+    case Format::kQ4_1: return block_tile<BlockRows<Q4_1, Format::kQ4_1>>(m, row0, row1, column0, column1);
+    case Format::kQ4_K: return block_tile<BlockRows<Q4_K, Format::kQ4_K>>(m, row0, row1, column0, column1);
+  }
 }
 
 }  // namespace TI_ISA
