@@ -1,0 +1,146 @@
+"""The sampler: logits to token ids on the device, inside the jitted step.
+
+One program serves every mixture of requests: rare work stands behind `lax.cond` on flags computed from the rows, so a
+batch that is greedy throughout pays one pass for the maximum.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int, UInt
+
+from trillion_infer.sample import filters, processors
+from trillion_infer.sample.logprobs import no_scores, score
+from trillion_infer.sample.noise import gumbel, row_keys
+from trillion_infer.sample.rows import RowParams
+from trillion_infer.sample.state import SamplerState, record, slot_tables
+
+MASK_EMPTY, NOT_FINITE = 1, 2
+"""Bits of Sampled.flags: mask and bias left no token, so they were ignored; the logits hold NaN or no finite value."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Sampled:
+    """What one step chose. Logprobs, ranks and alternatives are set in steps where some row asks for logprobs."""
+
+    token: Int[Array, "R"]
+    logprob: Float[Array, "R"]
+    rank: Int[Array, "R"]
+    top_ids: Int[Array, "R k"]
+    top_logprobs: Float[Array, "R k"]
+    flags: Int[Array, "R"]
+
+
+def sample(
+    logits: Float[Array, "R V"],
+    state: SamplerState,
+    rows: RowParams,
+    mask: UInt[Array, "R W"],
+    *,
+    has_mask: Bool[Array, ""],
+) -> tuple[Sampled, SamplerState]:
+    """Choose a token for each row and enter it into the state of the active rows' slots.
+
+    logits: float32, columns beyond the vocabulary -inf. mask: bit v % 32 of word v // 32 allows token v; read only
+    when `has_mask`. Of the active rows no two may share a slot.
+    """
+    special = has_mask | changes_logits(state, rows)
+
+    def processed() -> tuple[Array, Array]:
+        x, empty = process(logits, state, rows, mask, has_mask)
+        token, flags = choose(x, rows)
+        return token, flags | jnp.where(empty, MASK_EMPTY, 0)
+
+    token, flags = lax.cond(special, processed, lambda: choose(logits, rows))
+    wants_scores = processors.any_of(rows.active, rows.logprobs >= 0)
+    scores = lax.cond(wants_scores, lambda: score(logits, token), lambda: no_scores(logits.shape[0]))
+    logprob, rank, top_ids, top_logprobs = scores
+    sampled = Sampled(token, logprob, rank, top_ids, top_logprobs, flags)
+    return sampled, record(state, rows.slot, token, rows.active)
+
+
+def changes_logits(state: SamplerState, rows: RowParams) -> Bool[Array, ""]:
+    """Some active row has penalties or a bias."""
+    if not state.has_tables:
+        return jnp.zeros((), bool)
+    return processors.any_of(rows.active, rows.penalised | rows.has_bias)
+
+
+def process(
+    logits: Float[Array, "R V"],
+    state: SamplerState,
+    rows: RowParams,
+    mask: UInt[Array, "R W"],
+    has_mask: Bool[Array, ""],
+) -> tuple[Float[Array, "R V"], Bool[Array, "R"]]:
+    """Logits after mask, bias and penalties, and the rows where those left nothing, which keep their own logits."""
+    x = lax.cond(has_mask, lambda: processors.apply_mask(logits, mask), lambda: logits)
+    if state.has_tables:
+        counts, prompt, bias = slot_tables(state, rows)
+        x = processors.apply_penalties(x + bias, counts, prompt, rows)
+    return keep_nonempty(x, logits)
+
+
+def keep_nonempty(
+    processed: Float[Array, "R V"], logits: Float[Array, "R V"]
+) -> tuple[Float[Array, "R V"], Bool[Array, "R"]]:
+    """`processed`, but the untouched logits in rows where no token is left; and which rows those are."""
+    empty = jnp.max(processed, axis=1) == -jnp.inf
+    return jnp.where(empty[:, None], logits, processed), empty
+
+
+def choose(x: Float[Array, "R V"], rows: RowParams) -> tuple[Int[Array, "R"], Int[Array, "R"]]:
+    """Token and NOT_FINITE flag of each row, from logits that were processed: the likeliest, or a draw."""
+    top, token = filters.first_max(x)
+    finite = jnp.isfinite(top)
+    drawn = rows.active & ~rows.greedy & finite
+    token = lax.cond(jnp.any(drawn), lambda: jnp.where(drawn, _draw(x, top, rows, drawn), token), lambda: token)
+    return token, jnp.where(finite, 0, NOT_FINITE)
+
+
+def _draw(x: Float[Array, "R V"], top: Float[Array, "R"], rows: RowParams, drawn: Bool[Array, "R"]) -> Int[Array, "R"]:
+    """A token of each row by its probabilities after temperature, min-p, top-k and top-p."""
+    scaled = processors.scale(x, jnp.where(jnp.isfinite(top), top, 0.0), rows)
+    keys = row_keys(rows.seed, rows.index)
+    limited = drawn & ((rows.top_k > 0) | (rows.top_p < 1.0))
+
+    def from_candidates() -> tuple[Array, Array]:
+        values, ids, settled = filters.candidates(scaled, rows.top_k, rows.top_p)
+        # the smallest id among equals, as `first_max` takes it
+        noisy = values + gumbel(keys, ids)
+        best = noisy == noisy.max(axis=1)[:, None]
+        return jnp.where(best, ids, x.shape[1]).min(axis=1), settled
+
+    def nothing() -> tuple[Array, Array]:
+        return jnp.zeros(x.shape[0], jnp.int32), jnp.zeros(x.shape[0], bool)
+
+    token, settled = lax.cond(jnp.any(limited), from_candidates, nothing)
+    settled &= limited
+    rest = drawn & ~settled
+
+    def from_all() -> Int[Array, "R"]:
+        kept = lax.cond(jnp.any(rest & limited), lambda: _limit(scaled, rows, rest & limited), lambda: scaled)
+        noisy = lax.optimization_barrier(kept + gumbel(keys, filters.ids_like(kept)))
+        return jnp.where(settled, token, filters.first_max(noisy)[1])
+
+    return lax.cond(jnp.any(rest), from_all, lambda: token)
+
+
+def _limit(scaled: Float[Array, "R V"], rows: RowParams, which: Bool[Array, "R"]) -> Float[Array, "R V"]:
+    """-inf outside top-k and top-p, in the rows `which`."""
+    top_k, top_p = jnp.where(which, rows.top_k, 0), jnp.where(which, rows.top_p, 1.0)
+    kept = lax.cond(jnp.any(top_k > 0), lambda: filters.keep_top_k(scaled, top_k), lambda: scaled)
+    return lax.cond(jnp.any(top_p < 1.0), lambda: filters.keep_top_p(kept, top_p), lambda: kept)
+
+
+def probabilities(x: Float[Array, "R V"], rows: RowParams) -> Float[Array, "R V"]:
+    """The distribution that `choose` draws from, of processed logits; a greedy row is all on its likeliest token."""
+    top, token = filters.first_max(x)
+    scaled = processors.scale(x, jnp.where(jnp.isfinite(top), top, 0.0), rows)
+    kept = _limit(scaled, rows, rows.active & ~rows.greedy)
+    weight = jnp.exp(kept)
+    chosen = (filters.ids_like(x) == token[:, None]).astype(jnp.float32)
+    return jnp.where(rows.greedy[:, None], chosen, weight / filters.row_sum(weight)[:, None])

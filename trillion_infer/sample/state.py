@@ -1,0 +1,104 @@
+"""What the sampler remembers about each running request, on the device."""
+
+import dataclasses
+from typing import Self
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+from jaxtyping import Array, Bool, Float, Int
+
+from trillion_infer.sample.rows import RowParams
+
+SLOT_CHUNK = 512
+"""Entries of a request's history that one call of `init_slot` takes."""
+
+PADDING, PROMPT, OUTPUT, BIAS = 0, 1, 2, 3
+"""Kinds of entry in a chunk of `init_slot`."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class SamplerState:
+    """N slots, one for each request that may run; donated to the step and updated in place by scatters.
+
+    last_token: the newest token, which the next decode step reads; counts: how often the output holds each
+    token; prompt_mask: tokens of the prompt; bias: added to the logits (-inf forbids a token).
+    Without penalties the last three have no rows.
+    """
+
+    last_token: Int[Array, "N"]
+    counts: Int[Array, "N V"]
+    prompt_mask: Bool[Array, "N V"]
+    bias: Float[Array, "N V"]
+
+    @classmethod
+    def create(cls, num_slots: int, vocab: int, *, penalties: bool = True) -> Self:
+        """Empty state; `vocab` is the padded vocabulary. penalties=False saves 9 bytes per slot and token and
+        makes penalties, logit_bias and bad_words unavailable (`host.check_supported` refuses them)."""
+        rows = num_slots if penalties else 0
+        return cls(
+            last_token=jnp.zeros(num_slots, jnp.int32),
+            counts=jnp.zeros((rows, vocab), jnp.int32),
+            prompt_mask=jnp.zeros((rows, vocab), bool),
+            bias=jnp.zeros((rows, vocab), jnp.float32),
+        )
+
+    @classmethod
+    def specs(cls, vocab_axis: str | None) -> Self:
+        """How to shard each field when the logits' vocabulary lies over the mesh axis `vocab_axis`."""
+        table = PartitionSpec(None, vocab_axis)
+        return cls(last_token=PartitionSpec(), counts=table, prompt_mask=table, bias=table)  # pyright: ignore
+
+    @property
+    def has_tables(self) -> bool:
+        """Penalties and biases can be served."""
+        return self.counts.shape[0] > 0
+
+
+def init_slot(state: SamplerState, header: Int[Array, "3"], chunk: Int[Array, "3 C"]) -> SamplerState:
+    """Enter one chunk of a request's history into its slot; `host.slot_chunks` makes the arguments.
+
+    header: (slot, 1 to clear the slot first, last token). chunk: ids, kinds (PADDING, PROMPT, OUTPUT, BIAS) and,
+    for BIAS, the bits of the float32 value. A preempted request enters again from its tokens with equal result.
+    """
+    slot, clear, last = header[0], header[1] != 0, header[2]
+    last_token = state.last_token.at[slot].set(last)
+    if not state.has_tables:
+        return dataclasses.replace(state, last_token=last_token)
+    ids, kinds = chunk[0], chunk[1]
+    vocab = state.counts.shape[1]
+
+    def ids_of(kind: int) -> Int[Array, "C"]:
+        return jnp.where(kinds == kind, ids, vocab)
+
+    def kept(table: Array) -> Array:
+        return table.at[slot].set(jnp.where(clear, jnp.zeros((), table.dtype), table[slot]))
+
+    values = jax.lax.bitcast_convert_type(chunk[2], jnp.float32)
+    return SamplerState(
+        last_token=last_token,
+        counts=kept(state.counts).at[slot, ids_of(OUTPUT)].add(1, mode="drop"),
+        prompt_mask=kept(state.prompt_mask).at[slot, ids_of(PROMPT)].set(True, mode="drop"),
+        bias=kept(state.bias).at[slot, ids_of(BIAS)].set(values, mode="drop"),
+    )
+
+
+def record(
+    state: SamplerState, slots: Int[Array, "R"], tokens: Int[Array, "R"], active: Bool[Array, "R"]
+) -> SamplerState:
+    """State after each active row's slot produced its token; other rows change nothing."""
+    slots = jnp.where(active, slots, state.last_token.shape[0])
+    last_token = state.last_token.at[slots].set(tokens, mode="drop")
+    counts = state.counts
+    if state.has_tables:
+        counts = counts.at[slots, tokens].add(1, mode="drop")
+    return dataclasses.replace(state, last_token=last_token, counts=counts)
+
+
+def slot_tables(
+    state: SamplerState, rows: RowParams
+) -> tuple[Int[Array, "R V"], Bool[Array, "R V"], Float[Array, "R V"]]:
+    """Counts, prompt mask and bias of each row's slot; the bias is 0 where the row says it does not count."""
+    bias = jnp.where(rows.has_bias[:, None], state.bias[rows.slot], 0.0)
+    return state.counts[rows.slot], state.prompt_mask[rows.slot], bias
