@@ -1,27 +1,30 @@
 """Logical axes of parameters to axes of the mesh: one table per role; two logical axes on one mesh axis raise."""
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 Rules = Mapping[str, str | None]
 
-SERVE_RULES: Rules = {
-    "layers": None,
-    "vocab": "tensor",
-    "embed": None,
-    "kv_heads": "tensor",
-    "heads_in_group": None,
-    "head_dim": None,
-    "heads": "tensor",
-    "latent": None,
-    "ffn": "tensor",
-    "gate_up": None,
-    "experts": "expert",
-    "expert_ffn": "tensor",
-    "router": None,
-    "norm": None,
-}
+SERVE_RULES: Rules = MappingProxyType(
+    {
+        "layers": None,
+        "vocab": "tensor",
+        "embed": None,
+        "kv_heads": "tensor",
+        "heads_in_group": None,
+        "head_dim": None,
+        "heads": "tensor",
+        "latent": None,
+        "ffn": "tensor",
+        "gate_up": None,
+        "experts": "expert",
+        "expert_ffn": "tensor",
+        "router": None,
+        "norm": None,
+    }
+)
 """Megatron layout (arXiv 1909.08053): heads and ffn width over `tensor`, experts over `expert`, the rest replicated.
 
 A new layout is another table: a layer asks `mesh_axis` where its contraction is split and sums over that axis.

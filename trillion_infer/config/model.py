@@ -63,7 +63,7 @@ class AttentionSpec:
 
 @dataclass(frozen=True)
 class LatentSpec:
-    """Multi-head latent attention (DeepSeek V2, arXiv 2405.04434): the cache holds kv_rank + rope_dim values a token."""
+    """Multi-head latent attention (DeepSeek V2, arXiv 2405.04434): a token's cache is kv_rank + rope_dim values."""
 
     heads: int
     q_rank: int | None

@@ -45,19 +45,17 @@ class Attention(nnx.Module):
             ("embed", *head_axes),
             {"o_proj.weight": Part((), lambda w: _place_out(plan, w, dim))},
         )
-        self.qkv_bias = self.out_bias = self.sinks = self.q_norm = self.k_norm = None
-        if spec.qkv_bias:
-            biases = {f"{which}_proj.bias": rows(which, ()) for which in places}
-            self.qkv_bias = stacked(prefixes, (kv, group + 2, dim), head_axes, biases)
-        if spec.out_bias:
-            self.out_bias = stacked(prefixes, (width,), ("embed",), {"o_proj.bias": WHOLE})
-        if spec.sinks:
-            sinks = {"sinks": Part((), plan.place_queries)}
-            self.sinks = stacked(prefixes, (kv, group), ("kv_heads", "heads_in_group"), sinks, dtype="float32")
-        if spec.qk_norm == "rms":
-            eps, plus_one = config.norm_eps, config.norm_plus_one
-            self.q_norm = RMSNorm(tuple(p + "q_norm." for p in prefixes), dim, eps, plus_one)
-            self.k_norm = RMSNorm(tuple(p + "k_norm." for p in prefixes), dim, eps, plus_one)
+        biases = {f"{which}_proj.bias": rows(which, ()) for which in places}
+        sinks = {"sinks": Part((), plan.place_queries)}
+
+        def head_norm(name: str) -> RMSNorm:
+            return RMSNorm(tuple(p + name for p in prefixes), dim, config.norm_eps, config.norm_plus_one)
+
+        self.qkv_bias = stacked(prefixes, (kv, group + 2, dim), head_axes, biases) if spec.qkv_bias else None
+        self.out_bias = stacked(prefixes, (width,), ("embed",), {"o_proj.bias": WHOLE}) if spec.out_bias else None
+        self.sinks = stacked(prefixes, (kv, group), head_axes[:2], sinks, dtype="float32") if spec.sinks else None
+        self.q_norm = head_norm("q_norm.") if spec.qk_norm == "rms" else None
+        self.k_norm = head_norm("k_norm.") if spec.qk_norm == "rms" else None
 
     def __call__(
         self, x: Float[Array, "T M"], pools: tuple[Array, ...], layer: Int[Array, ""], ctx: Context

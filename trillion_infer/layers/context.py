@@ -1,7 +1,7 @@
 """What every layer of a step needs to know besides its own weights."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import jax.numpy as jnp
 from jax import lax
@@ -52,7 +52,7 @@ class Context:
     cache_index: Mapping[CacheKey, int]
     axis_sizes: Mapping[str, int]
     ops: Ops
-    rules: Rules = SERVE_RULES
+    rules: Rules = field(default_factory=lambda: SERVE_RULES)
 
     def sum_over(self, x: Array, logical: str) -> Array:
         """Completes a contraction over a logical axis: sums over the mesh axis it is split on, if any."""

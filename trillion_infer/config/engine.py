@@ -1,0 +1,81 @@
+"""What a user may set about an engine, checked before anything is loaded."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from trillion_infer.core.errors import ConfigError
+
+DTYPES = ("auto", "float32", "bfloat16")
+KV_DTYPES = (None, "auto", "float32", "bfloat16")
+ATTENTION = ("auto", "reference", "pallas", "tpu", "gpu", "cpu")
+PAGE_SIZES = (8, 16, 32, 64, 128, 256)
+
+
+def default_compile_cache() -> str:
+    """Folder of compiled programs that outlive the process."""
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return str(Path(root) / "trillion_infer" / "xla")
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Keywords of LLM that shape the engine (DESIGN 3.1), and a few more for experts.
+
+    kv_memory: bytes (above 1) or a fraction of what is free (up to 1); None: all that the compiled programs leave.
+    attention: backend of the attention ops. precompile: compile every bucket before the first request.
+    compile_cache: folder for compiled programs, "" for none. prefix_caching: share KV of equal prefixes.
+    chunked_prefill: False computes each prompt in one step. run_ahead: the host prepares a step while one runs.
+    penalties: False saves the sampler's tables and refuses requests that need them.
+    """
+
+    dtype: str = "auto"
+    max_model_len: int | None = None
+    max_running: int = 64
+    max_waiting: int | None = None
+    prefill_chunk: int = 512
+    page_size: int | None = None
+    kv_memory: float | None = None
+    kv_dtype: str | None = None
+    seed: int = 0
+    attention: str = "auto"
+    precompile: bool = True
+    compile_cache: str | None = None
+    prefix_caching: bool = True
+    chunked_prefill: bool = True
+    run_ahead: bool = True
+    penalties: bool = True
+    interpret: bool = False
+
+    def __post_init__(self) -> None:
+        _one_of("dtype", self.dtype, DTYPES)
+        _one_of("kv_dtype", self.kv_dtype, KV_DTYPES)
+        _one_of("attention", self.attention, ATTENTION)
+        if self.page_size is not None:
+            _one_of("page_size", self.page_size, PAGE_SIZES)
+        for field, low in (("max_running", 1), ("prefill_chunk", 1)):
+            _at_least(field, getattr(self, field), low)
+        for field, low in (("max_model_len", 2), ("max_waiting", 1)):
+            if getattr(self, field) is not None:
+                _at_least(field, getattr(self, field), low)
+        memory = self.kv_memory
+        if memory is not None and not (isinstance(memory, int | float) and not isinstance(memory, bool) and memory > 0):
+            raise ConfigError(f"kv_memory is {memory!r}; it must be bytes, a fraction in (0, 1], or None.")
+        if not isinstance(self.seed, int) or isinstance(self.seed, bool):
+            raise ConfigError(f"seed is {self.seed!r}; it must be a whole number.")
+
+    @property
+    def compile_cache_folder(self) -> str | None:
+        """None where caching is off."""
+        folder = default_compile_cache() if self.compile_cache is None else self.compile_cache
+        return folder or None
+
+
+def _one_of(field: str, value: object, allowed: tuple[object, ...]) -> None:
+    if value not in allowed:
+        raise ConfigError(f"{field} is {value!r}; it must be one of {', '.join(map(str, allowed))}.")
+
+
+def _at_least(field: str, value: object, low: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < low:
+        raise ConfigError(f"{field} is {value!r}; it must be a whole number of {low} or more.")

@@ -1,0 +1,45 @@
+"""Which implementation of each op a platform gets: the one place that knows what was measured where."""
+
+import jax
+from jax.sharding import Mesh
+
+from trillion_infer.layers.context import Ops
+
+
+def choose_ops(mesh: Mesh, dtype: str, attention: str = "auto", interpret: bool = False) -> Ops:
+    """Ops for a mesh and a parameter dtype.
+
+    On CPU activations are float32 whatever the weights: XLA's bfloat16 arithmetic there is slower (except large
+    products on cores with AMX) and less exact. On one CPU device the native kernels read weights and pages in
+    place, if they can be built; XLA serves otherwise.
+    """
+    platform = mesh.devices.flat[0].platform
+    backend = attention
+    if attention == "pallas":
+        backend = "tpu" if interpret or platform == "tpu" else platform
+    if platform != "cpu":
+        return Ops(activation=dtype, attention=backend, interpret=interpret)
+    native = attention in ("auto", "cpu") and mesh.devices.size == 1 and native_cpu_available()
+    if attention == "auto":
+        backend = "reference"
+    return Ops(activation="float32", attention=backend, matmul="cpu" if native else "xla", interpret=interpret)
+
+
+def native_cpu_available() -> bool:
+    """The native CPU kernels are built, or can be, on this machine."""
+    return False
+
+
+def platform_of(mesh: Mesh) -> str:
+    return mesh.devices.flat[0].platform
+
+
+def default_page_size(platform: str) -> int:
+    """Positions a page. Small pages share more of a prefix, large ones move faster."""
+    return {"tpu": 64, "gpu": 32}.get(platform, 32)
+
+
+def device_memory(device: jax.Device) -> tuple[int, int] | None:
+    """(limit, in use) in bytes, where the platform says."""
+    stats = device.memory_stats()
+    return (stats["bytes_limit"], stats["bytes_in_use"]) if stats and "bytes_limit" in stats else None

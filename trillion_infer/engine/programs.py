@@ -1,0 +1,161 @@
+"""Compiling the step for every bucket before the first request, and running what was compiled."""
+
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from trillion_infer.engine.batch import BatchLayout
+from trillion_infer.engine.buckets import Bucket, Buckets
+from trillion_infer.engine.state import TABLE_CHUNK, DeviceState, update_tables
+from trillion_infer.engine.step import SCORE_ROWS, make_score, make_step
+from trillion_infer.layers.context import Ops
+from trillion_infer.layers.decoder import Decoder
+from trillion_infer.sample import SLOT_CHUNK, init_slot
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Program:
+    """A compiled program with what the compiler says of it. Sizes in bytes a device."""
+
+    name: str
+    run: Callable[..., Any]
+    seconds: float
+    temp_bytes: int
+    flops: float
+    bytes: float
+
+
+@dataclass
+class Programs:
+    """The programs of one engine. `compiled` counts compilations; after warm-up it does not change.
+
+    With `lazy`, a bucket is compiled when it is first needed.
+    """
+
+    model: Decoder
+    mesh: Mesh
+    buckets: Buckets
+    ops: Ops
+    params: Any
+    state: DeviceState
+    compiled: int = 0
+    _programs: dict[str, Program] = field(default_factory=dict)
+
+    def step(self, bucket: Bucket) -> Program:
+        return self._get(bucket.name)
+
+    def score(self, bucket: Bucket) -> Program:
+        """Scores prompt positions from the hidden states of a mixed bucket."""
+        return self._get(f"score_{bucket.tokens}")
+
+    @property
+    def update_tables(self) -> Program:
+        return self._get("update_tables")
+
+    @property
+    def init_slot(self) -> Program:
+        return self._get("init_slot")
+
+    @property
+    def all(self) -> tuple[Program, ...]:
+        return tuple(self._programs.values())
+
+    def names(self) -> list[str]:
+        """Every program an engine with these buckets may run, the steps first."""
+        steps = [bucket.name for bucket in self.buckets.all]
+        scores = sorted({f"score_{bucket.tokens}" for bucket in self.buckets.mixed})
+        return [*steps, "update_tables", "init_slot", *scores]
+
+    def compile_all(self, progress: Progress | None = None, threads: int | None = None) -> None:
+        """Compiles what is not compiled yet, in parallel; `progress(done, total)` is called as programs finish."""
+        names = self.names()
+        todo = [name for name in names if name not in self._programs]
+        done = len(names) - len(todo)
+        with ThreadPoolExecutor(threads or min(4, os.cpu_count() or 1)) as pool:
+            for program in pool.map(self._compile, todo):
+                self._add(program)
+                done += 1
+                if progress:
+                    progress(done, len(names))
+
+    def _get(self, name: str) -> Program:
+        program = self._programs.get(name)
+        if program is None:
+            program = self._compile(name)
+            self._add(program)
+        return program
+
+    def _add(self, program: Program) -> None:
+        self._programs[program.name] = program
+        self.compiled += 1
+
+    def _compile(self, name: str) -> Program:
+        return compile_program(name, *self._build(name))
+
+    def _build(self, name: str) -> tuple[Callable[..., Any], tuple[Any, ...], tuple[int, ...]]:
+        """Function, abstract arguments and donated arguments of a program."""
+        replicated = partial(_abstract, NamedSharding(self.mesh, P()))
+        vocab_words = -(-self.state.sampler_vocab // 32)
+        data = self.mesh.shape["data"]
+        if name == "update_tables":
+            return update_tables, (self.state.tables, replicated((TABLE_CHUNK, 4))), (0,)
+        if name == "init_slot":
+            return init_slot, (self.state.sampler, replicated((3,)), replicated((3, SLOT_CHUNK))), (0,)
+        if name.startswith("score_"):
+            tokens = int(name.removeprefix("score_")) * data
+            hidden = jax.ShapeDtypeStruct(
+                (tokens, self.model.config.width), self.ops.dtype, sharding=NamedSharding(self.mesh, P("data"))
+            )
+            args = (self.params, hidden, replicated(()), replicated((SCORE_ROWS,)))
+            return make_score(self.model, self.mesh, self.ops), args, ()
+        bucket = next(b for b in self.buckets.all if b.name == name)
+        rows = bucket.sequences * data
+        packed = _abstract(NamedSharding(self.mesh, P("data")), (data, BatchLayout(bucket).size))
+        mask = replicated((rows, vocab_words), jnp.uint32)
+        step = make_step(self.model, self.mesh, bucket, self.state, self.ops)
+        return step, (self.params, self.state, packed, mask, replicated((), jnp.bool_)), (1,)
+
+
+def compile_program(name: str, fn: Callable[..., Any], args: tuple[Any, ...], donate: tuple[int, ...]) -> Program:
+    """Traces, lowers and compiles `fn` for abstract arguments that carry shardings. Outputs keep the inputs' shardings
+    where they are donated."""
+    start = time.perf_counter()
+    compiled = jax.jit(fn, donate_argnums=donate, out_shardings=_output_shardings(fn, args, donate)).lower(*args).compile()
+    seconds = time.perf_counter() - start
+    memory, cost = compiled.memory_analysis(), compiled.cost_analysis() or {}
+    return Program(
+        name,
+        compiled,
+        seconds,
+        memory.temp_size_in_bytes if memory else 0,
+        float(cost.get("flops", 0.0)),
+        float(cost.get("bytes accessed", 0.0)),
+    )
+
+
+def _output_shardings(fn: Callable[..., Any], args: tuple[Any, ...], donate: tuple[int, ...]) -> Any:
+    """State comes back as it went in; everything else is replicated, so that the host reads it from one device."""
+    out = jax.eval_shape(fn, *args)
+    kept = jax.tree.map(lambda leaf: leaf.sharding, args[donate[0]]) if donate else None
+    mesh = jax.tree.leaves(args)[0].sharding.mesh
+    replicated = NamedSharding(mesh, P())
+    if donate and jax.tree.structure(out) == jax.tree.structure(args[donate[0]]):
+        return kept
+    if donate:
+        return (kept, *jax.tree.map(lambda _: replicated, tuple(out[1:-1])), NamedSharding(mesh, P("data")))
+    return jax.tree.map(lambda _: replicated, out)
+
+
+def _abstract(sharding: NamedSharding, shape: tuple[int, ...], dtype: Any = jnp.int32) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)

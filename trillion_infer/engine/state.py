@@ -1,0 +1,91 @@
+"""What stays on the device from step to step."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Int
+
+from trillion_infer.cache.layout import PoolLayout
+from trillion_infer.sample import SamplerState
+
+TABLE_CHUNK = 256
+"""Changes of page tables that one call of the update program takes."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class DeviceState:
+    """Donated to every step. pools: one array a cache group. tables: `[data*slots, B]`, one a group."""
+
+    pools: tuple[Array, ...]
+    tables: tuple[Int[Array, "N B"], ...]
+    sampler: SamplerState
+
+    @property
+    def sampler_vocab(self) -> int:
+        """Padded vocabulary."""
+        return self.sampler.counts.shape[1]
+
+
+@dataclass(frozen=True)
+class StateShape:
+    """Everything that fixes the shapes of a DeviceState.
+
+    pages: pages of each pool a data shard. slots: running requests a data shard. blocks: page table width.
+    """
+
+    layouts: tuple[PoolLayout, ...]
+    pages: tuple[int, ...]
+    slots: int
+    blocks: int
+    vocab: int
+    penalties: bool
+
+    def abstract(self, mesh: Mesh) -> DeviceState:
+        """Shapes and shardings, without memory."""
+        data = mesh.shape["data"]
+
+        def of(spec: PartitionSpec, like: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(like.shape, like.dtype, sharding=NamedSharding(mesh, spec))
+
+        sampler = jax.eval_shape(lambda: SamplerState.create(data * self.slots, self.vocab, penalties=self.penalties))
+        table = jax.ShapeDtypeStruct((data * self.slots, self.blocks), jnp.int32)
+        return DeviceState(
+            pools=tuple(
+                layout.abstract(pages * data, mesh) for layout, pages in zip(self.layouts, self.pages, strict=True)
+            ),
+            tables=tuple(of(PartitionSpec("data"), table) for _ in self.layouts),
+            sampler=jax.tree.map(of, SamplerState.specs("tensor"), sampler),
+        )
+
+    def allocate(self, mesh: Mesh) -> DeviceState:
+        """The state, all zeros; each device makes its own shards."""
+        abstract = self.abstract(mesh)
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
+        zeros = jax.jit(
+            lambda: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), abstract), out_shardings=shardings
+        )
+        return zeros()
+
+
+def update_tables(tables: tuple[Int[Array, "N B"], ...], updates: Int[Array, "n 4"]) -> tuple[Int[Array, "N B"], ...]:
+    """Writes (group, row, block, page) entries; a negative group is padding."""
+    written = []
+    for group, table in enumerate(tables):
+        rows = jnp.where(updates[:, 0] == group, updates[:, 1], table.shape[0])
+        written.append(table.at[rows, updates[:, 2]].set(updates[:, 3], mode="drop"))
+    return tuple(written)
+
+
+def table_chunks(updates: list[tuple[int, int, int, int]]) -> list[np.ndarray]:
+    """The updates as arrays of the fixed size `update_tables` takes."""
+    chunks = []
+    for start in range(0, len(updates), TABLE_CHUNK):
+        part = updates[start : start + TABLE_CHUNK]
+        chunk = np.full((TABLE_CHUNK, 4), -1, np.int32)
+        chunk[: len(part)] = part
+        chunks.append(chunk)
+    return chunks

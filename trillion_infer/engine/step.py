@@ -1,0 +1,110 @@
+"""The step: one function from (params, state, batch) to (state, sampled), the same for every bucket and mesh."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Bool, Int, UInt
+
+from sharding.rules import SERVE_RULES, partition_spec
+from trillion_infer.engine.batch import ON_DEVICE, BatchLayout, token_positions
+from trillion_infer.engine.buckets import Bucket
+from trillion_infer.engine.state import DeviceState
+from trillion_infer.layers.context import Ops, Sequences
+from trillion_infer.layers.decoder import Decoder, Params, Pools, StepInputs
+from trillion_infer.layers.parameters import param_specs
+from trillion_infer.sample import Sampled, sample, score
+
+SCORE_ROWS = 64
+"""Prompt positions scored at a time: bounds the logits held at once."""
+
+Step = Callable[
+    [Params, DeviceState, Int[Array, "d n"], UInt[Array, "R W"], Bool[Array, ""]], tuple[DeviceState, Sampled, Array]
+]
+
+
+def make_step(model: Decoder, mesh: Mesh, bucket: Bucket, state: DeviceState, ops: Ops) -> Step:
+    """step(params, state, packed, mask, has_mask) -> (state, sampled, hidden).
+
+    packed: BatchLayout's array, one row a data shard. mask: allowed tokens of each row, read when has_mask.
+    hidden `[data*T, M]`: final hidden states of every token. `state` gives shapes and shardings only.
+    """
+    layout = BatchLayout(bucket)
+    slots = state.tables[0].shape[0] // mesh.shape["data"]
+    run = _sharded_forward(model, mesh, state, ops)
+
+    def step(params, state: DeviceState, packed, mask, has_mask):
+        fields, rows = layout.unpack(packed)
+        shards = packed.shape[0]
+        offset = (jnp.arange(shards, dtype=jnp.int32) * slots)[:, None]
+        sequence, positions = jax.vmap(partial(token_positions, bucket.tokens))(fields["kv_lens"], fields["cu_q_lens"])
+        slot_of_token = jnp.take_along_axis(fields["slots"] + offset, sequence, axis=1)
+        newest = state.sampler.last_token[slot_of_token]
+        tokens = jnp.where(fields["tokens"] == ON_DEVICE, newest, fields["tokens"])
+        rope_lens = jnp.maximum(jnp.take_along_axis(fields["prompt_lens"], sequence, axis=1), positions + 1)
+        logits, hidden, pools = run(
+            params,
+            state.pools,
+            state.tables,
+            {"tokens": tokens, "positions": positions, "rope_lens": rope_lens, **_pick(fields)},
+        )
+        rows = replace(rows, slot=rows.slot + jnp.repeat(offset[:, 0], bucket.sequences))
+        sampled, sampler = sample(logits, state.sampler, rows, mask, has_mask=has_mask)
+        return DeviceState(pools, state.tables, sampler), sampled, hidden
+
+    return step
+
+
+def _pick(fields: dict[str, Array]) -> dict[str, Array]:
+    return {name: fields[name] for name in ("slots", "kv_lens", "cu_q_lens", "num_seqs", "sample_rows")}
+
+
+def _sharded_forward(model: Decoder, mesh: Mesh, state: DeviceState, ops: Ops):
+    """The decoder on every shard of the mesh; collectives are where the layers say."""
+    params = {name: partition_spec(spec.axes, SERVE_RULES) for name, spec in param_specs(model).items()}
+    pools = tuple(leaf.sharding.spec for leaf in state.pools)
+    tables = tuple(P("data") for _ in state.tables)
+
+    def shard(params: Params, pools: Pools, tables, batch: dict[str, Array]):
+        batch = {name: value[0] for name, value in batch.items()}
+        sequences = Sequences(
+            positions=batch["positions"],
+            kv_lens=batch["kv_lens"],
+            cu_q_lens=batch["cu_q_lens"],
+            num_seqs=batch["num_seqs"],
+            page_tables=tuple(table[batch["slots"]] for table in tables),
+        )
+        inputs = StepInputs(batch["tokens"], batch["rope_lens"], batch["sample_rows"], sequences)
+        return model.forward(params, pools, inputs, dict(mesh.shape), ops)
+
+    return jax.shard_map(
+        shard,
+        mesh=mesh,
+        in_specs=(params, pools, tables, P("data")),
+        out_specs=(P("data", "tensor"), P("data"), pools),
+        check_vma=False,
+    )
+
+
+def make_score(model: Decoder, mesh: Mesh, ops: Ops):
+    """score(params, hidden [n, M], start, targets [SCORE_ROWS]) -> logprob, rank, top ids and top logprobs."""
+    specs = {name: partition_spec(spec.axes, SERVE_RULES) for name, spec in param_specs(model).items()}
+
+    def logits_of(params, hidden):
+        return jax.shard_map(
+            lambda p, h: model.logits(p, h, dict(mesh.shape), ops),
+            mesh=mesh,
+            in_specs=(specs, P()),
+            out_specs=P(None, "tensor"),
+            check_vma=False,
+        )(params, hidden)
+
+    def run(params, hidden, start: Int[Array, ""], targets: Int[Array, "r"]):
+        rows = jnp.minimum(start + jnp.arange(SCORE_ROWS, dtype=jnp.int32), hidden.shape[0] - 1)
+        return score(logits_of(params, hidden[rows]), targets)
+
+    return run
