@@ -2,5 +2,6 @@
 
 from pallas_kernels.ragged_paged_attention.api import ragged_paged_attention
 from pallas_kernels.ragged_paged_attention.checks import check_values
+from pallas_kernels.ragged_paged_attention.values import pool_shape
 
-__all__ = ["check_values", "ragged_paged_attention"]
+__all__ = ["check_values", "pool_shape", "ragged_paged_attention"]

@@ -1,10 +1,12 @@
 """Ragged paged attention: writes the new keys and values of a batch into the pool and attends."""
 
+from functools import partial
+
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.common.backends import choose_backend
-from pallas_kernels.ragged_paged_attention import reference
+from pallas_kernels.ragged_paged_attention import reference, tpu
 from pallas_kernels.ragged_paged_attention.checks import check_options, check_shapes
 
 
@@ -26,10 +28,11 @@ def ragged_paged_attention(
     sinks: Float[Array, " H"] | None = None,
     k_scale: float | None = None,
     v_scale: float | None = None,
+    max_q_len: int | None = None,
     backend: str = "auto",
     interpret: bool = False,
 ) -> tuple[Float[Array, "T H D"], Array]:
-    """Causal attention of T query tokens of S sequences over their pages, after writing their keys and values.
+    """Writes the keys and values of T query tokens of S sequences, then attends causally over their pages.
 
     Query head h uses KV head h // (H // K). Sequences stand in this order: those with exactly one query token
     (decode), then the rest (prefill chunks, verification of drafts), then padding.
@@ -38,10 +41,12 @@ def ragged_paged_attention(
       q, k, v: the new tokens of all sequences, one sequence after another. Tokens at and past
         cu_q_lens[num_seqs[1]] are padding: they write nothing and their output is zero.
       kv_pool: `[L, P, p, 2K/pack, pack, D]`, stacked over the layers of a cache group; the merged axes
-        2K/pack and pack are the heads k0, v0, k1, v1, …. Updated in place where the caller donates it.
+        2K/pack and pack are the heads k0, v0, k1, v1, …. Its D may be larger (see `pool_shape`). Updated in
+        place where the caller donates it.
       layer: the layer of the pool to use.
       kv_lens: positions of each sequence with the new tokens counted, 0 for padding.
-      page_table: page of block b of sequence s; entries of blocks that no query of this step sees may be anything.
+      page_table: page of block b of sequence s; entries of blocks that no query of this
+        step sees may be anything.
       cu_q_lens: tokens of sequence s are q[cu_q_lens[s]:cu_q_lens[s + 1]].
       num_seqs: number of leading decode sequences, and number of sequences without padding.
       scale: factor of the scores before softmax.
@@ -49,21 +54,30 @@ def ragged_paged_attention(
       soft_cap: c, scores become c * tanh(scores / c).
       sinks: a logit per query head that takes part in softmax and has no value.
       k_scale, v_scale: of an 8-bit pool; stored = value / scale.
+      max_q_len: promise that no sequence has more query tokens; 1 compiles a program for decode alone.
       backend: `auto`, `reference`, `tpu` or `gpu`.
       interpret: run a Pallas kernel on CPU, for tests.
 
     Returns:
-      The output, in the dtype of q, and the pool with the new tokens written. Slots of the pool that hold none of
-      the keys in view are never read into the result; they may hold NaN.
+      The output, in the dtype of q, and the pool with the new tokens written. Slots of the pool
+      that hold none of the keys in view do not matter; they may hold NaN.
 
     Raises:
       ValueError: shapes, dtypes or options do not fit.
       UnsupportedError: no implementation can run them; every reason is listed.
     """
     check_shapes(q, k, v, kv_pool, kv_lens, page_table, cu_q_lens, num_seqs, sinks)
-    check_options(scale, window, chunk, soft_cap, k_scale, v_scale)
-    choose_backend("ragged_paged_attention", backend, {"reference": lambda: None})
-    return reference.ragged_paged_attention(
+    check_options(scale, window, chunk, soft_cap, k_scale, v_scale, max_q_len)
+    refusals = {
+        "reference": lambda: None,
+        "tpu": lambda: tpu.refusal(q, k, kv_pool, page_table),
+    }
+    run = {"reference": reference.ragged_paged_attention, "tpu": tpu.ragged_paged_attention}[
+        choose_backend("ragged_paged_attention", backend, refusals)
+    ]
+    if interpret and run is not reference.ragged_paged_attention:
+        run = partial(run, interpret=True)
+    return run(
         q,
         k,
         v,
@@ -80,4 +94,5 @@ def ragged_paged_attention(
         sinks=sinks,
         k_scale=k_scale,
         v_scale=v_scale,
+        max_q_len=max_q_len,
     )

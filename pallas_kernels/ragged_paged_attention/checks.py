@@ -30,10 +30,10 @@ def check_shapes(
         raise ValueError(f"{heads} query heads cannot share {k.shape[1]} KV heads evenly.")
     if kv_pool.ndim != 6:
         raise ValueError(f"kv_pool must be [L, P, p, 2K/pack, pack, D]; got {kv_pool.shape}.")
-    if kv_pool.shape[3] * kv_pool.shape[4] != 2 * k.shape[1] or kv_pool.shape[5] != dim:
+    if kv_pool.shape[3] * kv_pool.shape[4] != 2 * k.shape[1] or kv_pool.shape[5] < dim:
         raise ValueError(
             f"kv_pool holds {kv_pool.shape[3]} x {kv_pool.shape[4]} rows of {kv_pool.shape[5]} a token; "
-            f"k of shape {k.shape} needs {2 * k.shape[1]} rows of {dim}."
+            f"k of shape {k.shape} needs {2 * k.shape[1]} rows of {dim} or more."
         )
     if kv_pool.dtype.name not in POOL_DTYPES:
         raise ValueError(f"kv_pool has dtype {kv_pool.dtype.name}; allowed are {', '.join(POOL_DTYPES)}.")
@@ -53,19 +53,25 @@ def check_shapes(
 
 
 def check_options(
-    scale: float, window: int | None, chunk: int | None, soft_cap: float | None, *value_scales: float | None
+    scale: float,
+    window: int | None,
+    chunk: int | None,
+    soft_cap: float | None,
+    k_scale: float | None,
+    v_scale: float | None,
+    max_q_len: int | None,
 ) -> None:
     """Raises ValueError for an option out of its range."""
     if not scale > 0:
         raise ValueError(f"scale must be positive; got {scale}.")
-    for name, size in (("window", window), ("chunk", chunk)):
+    for name, size in (("window", window), ("chunk", chunk), ("max_q_len", max_q_len)):
         if size is not None and size < 1:
-            raise ValueError(f"{name} must be at least 1 position, or None for no limit; got {size}.")
+            raise ValueError(f"{name} must be at least 1, or None for no limit; got {size}.")
     if soft_cap is not None and not soft_cap > 0:
         raise ValueError(f"soft_cap must be positive, or None for none; got {soft_cap}.")
-    for value in value_scales:
+    for name, value in (("k_scale", k_scale), ("v_scale", v_scale)):
         if value is not None and not value > 0:
-            raise ValueError(f"k_scale and v_scale must be positive, or None; got {value}.")
+            raise ValueError(f"{name} must be positive, or None for 1; got {value}.")
 
 
 def check_values(
@@ -91,9 +97,8 @@ def check_values(
         raise ValueError(f"num_seqs is [{decode}, {total}]; 0 <= decode <= all <= {sequences} must hold.")
     lens = np.diff(np.asarray(cu_q_lens, np.int64)[: total + 1])
     if cu_q_lens[0] != 0 or (lens < 0).any() or cu_q_lens[total] > tokens:
-        raise ValueError(
-            f"cu_q_lens must rise from 0 to at most {tokens} tokens; got {list(map(int, cu_q_lens[: total + 1]))}."
-        )
+        given = list(map(int, cu_q_lens[: total + 1]))
+        raise ValueError(f"cu_q_lens must rise from 0 to at most {tokens} tokens; got {given}.")
     if (lens[:decode] != 1).any():
         raise ValueError(
             f"the first {decode} sequences must have one query token each; they have {lens[:decode]}."

@@ -1,8 +1,8 @@
 """Ragged paged attention in plain XLA: what the kernels are compared with, and the implementation for CPU.
 
-Memory is bounded by one chunk of keys and values, whatever the context: softmax is taken online, in float32, over
-chunks of pages (Milakov and Gimelshein 2018). Sequences with one query token are done together; the rest is cut into
-blocks of queries of one sequence each.
+Memory is bounded by one chunk of keys and values, whatever the context: softmax is taken online, in float32,
+over chunks of pages (Milakov and Gimelshein 2018). Sequences with one query token are done together; the
+rest is cut into blocks of queries of one sequence each.
 """
 
 from functools import partial
@@ -38,6 +38,7 @@ def ragged_paged_attention(
     sinks: Float[Array, " H"] | None,
     k_scale: float | None,
     v_scale: float | None,
+    max_q_len: int | None,
 ) -> tuple[Float[Array, "T H D"], Array]:
     """As `api.ragged_paged_attention`, whose contract it is."""
     tokens, heads, dim = q.shape
@@ -58,14 +59,10 @@ def ragged_paged_attention(
     factor = scale if k_scale is None else scale * k_scale
     grouped = (q.astype(jnp.float32) * factor).reshape(tokens, kv_heads, heads // kv_heads, dim)
     out = _decode(attend, grouped, kv_lens, page_table, num_seqs)
-    longest = jnp.max(jnp.where(jnp.arange(kv_lens.shape[0]) >= num_seqs[0], jnp.diff(cu_q_lens), 0))
-    prefill = partial(_prefill, attend, grouped, kv_lens, page_table, cu_q_lens, num_seqs)
-    out = lax.cond(
-        longest <= SMALL_BLOCK,
-        partial(prefill, min(SMALL_BLOCK, tokens)),
-        partial(prefill, min(LARGE_BLOCK, tokens)),
-        out,
-    )
+    if max_q_len != 1:
+        longest = min(tokens, max_q_len or tokens)
+        block = min(longest, SMALL_BLOCK if tokens <= SMALL_BLOCK * kv_lens.shape[0] else LARGE_BLOCK)
+        out = _prefill(attend, grouped, kv_lens, page_table, cu_q_lens, num_seqs, block, out)
     return out[:tokens].reshape(tokens, heads, dim).astype(q.dtype), kv_pool
 
 
@@ -90,7 +87,7 @@ def _decode(attend, q, kv_lens, page_table, num_seqs):
 
 
 def _prefill(attend, q, kv_lens, page_table, cu_q_lens, num_seqs, block_q, out):
-    """`out` with the rows of every sequence after the first num_seqs[0] filled in, `block_q` queries at a time."""
+    """`out` with the rows of the sequences after the first num_seqs[0] too, `block_q` queries at a time."""
     sequence = jnp.arange(kv_lens.shape[0])
     todo = (sequence >= num_seqs[0]) & (sequence < num_seqs[1])
     lens = jnp.where(todo, jnp.diff(cu_q_lens), 0)
@@ -124,7 +121,7 @@ def _attend(
     Returns:
       `[N, Q, K, G, D]` in float32.
     """
-    page_size, blocks, dim = pool.shape[2], page_table.shape[1], pool.shape[-1]
+    page_size, blocks, dim = pool.shape[2], page_table.shape[1], q.shape[-1]
     pages = min(blocks, -(-tokens // page_size))
     first = jnp.where(position >= 0, first_visible(position, window, chunk), jnp.iinfo(jnp.int32).max)
     start = jnp.min(first, axis=1) // page_size
@@ -136,7 +133,9 @@ def _attend(
         block = start[:, None] + i * pages + jnp.arange(pages)
         held = block < stop[:, None]
         ids = jnp.take_along_axis(page_table, jnp.clip(block, 0, blocks - 1), axis=1)
-        kv = pool[layer, jnp.where(held, ids, 0)].reshape(q.shape[0], pages * page_size, kv_heads, 2, dim)
+        kv = pool[layer, jnp.where(held, ids, 0)].reshape(q.shape[0], pages * page_size, kv_heads, 2, -1)[
+            ..., :dim
+        ]
         key = (block[:, :, None] * page_size + jnp.arange(page_size)).reshape(q.shape[0], -1)
         seen = (key[:, None] >= first[:, :, None]) & (key[:, None] <= position[:, :, None])
         values = jnp.where(seen.any(1)[:, :, None, None], kv[..., 1, :].astype(jnp.float32), 0)

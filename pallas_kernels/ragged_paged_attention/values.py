@@ -24,6 +24,25 @@ def interleave(
     v_scale: float | None,
 ) -> Array:
     """The rows that the pool keeps for new tokens, `[T, 2K/pack, pack, D]`: heads k0, v0, k1, v1, …"""
-    tokens = k.shape[0]
+    tokens, _, dim = k.shape
     pair = [encode(k, k_scale, pool.dtype), encode(v, v_scale, pool.dtype)]
-    return jnp.stack(pair, axis=2).reshape(tokens, *pool.shape[3:])
+    rows = jnp.pad(jnp.stack(pair, axis=2), ((0, 0), (0, 0), (0, 0), (0, pool.shape[-1] - dim)))
+    return rows.reshape(tokens, *pool.shape[3:])
+
+
+def pool_shape(
+    layers: int, pages: int, page_size: int, kv_heads: int, dim: int, dtype: jnp.dtype, platform: str
+) -> tuple[int, ...]:
+    """Shape of a pool, `[L, P, p, 2K/pack, pack, D]`, that the implementation for `platform` takes.
+
+    On TPU a 32-bit word holds pack = 4 / itemsize heads, and D is rounded up to 128 lanes, which the chip's tiles
+    take up in any case. Raises ValueError where 2K is no multiple of pack.
+    """
+    if platform != "tpu":
+        return layers, pages, page_size, 2 * kv_heads, 1, dim
+    pack = 4 // jnp.dtype(dtype).itemsize
+    if 2 * kv_heads % pack:
+        raise ValueError(
+            f"{2 * kv_heads} heads of keys and values do not fill words of {pack}; use a wider dtype."
+        )
+    return layers, pages, page_size, 2 * kv_heads // pack, pack, -(-dim // 128) * 128

@@ -1,0 +1,248 @@
+"""The Mosaic kernel: one pass over work items, each a block of queries of one sequence.
+
+First the new keys and values of all its sequences go from HBM to their pages. Then, item after item and chunk
+of pages after chunk, the next chunk is fetched while the current one is used; pages without a key in view are not
+fetched.
+"""
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from pallas_kernels.ragged_paged_attention.masks import first_visible
+from pallas_kernels.ragged_paged_attention.words import head_elements, unpack
+
+LOWEST = -1e30
+LANES = 128
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is fixed when the kernel is compiled."""
+
+    block_q: int
+    pages: int  # of a chunk
+    page_size: int
+    table_width: int
+    kv_heads: int
+    group: int
+    dim: int  # lanes of a row: head dim rounded up to 128
+    pack: int
+    window: int | None
+    chunk: int | None
+    soft_cap: float | None
+    pool_dtype: str
+    dot_dtype: str
+    interpret: bool
+
+    @property
+    def rows(self) -> int:
+        return self.block_q * self.group
+
+    @property
+    def words(self) -> int:
+        return 2 * self.kv_heads // self.pack
+
+
+def kernel(
+    meta,  # SMEM [4]: layer, first sequence, one past the last sequence, number of items
+    item_sequence,  # SMEM [N]
+    item_offset,  # SMEM [N]: tokens of the sequence before the item
+    kv_lens,  # SMEM [S]
+    table,  # SMEM [S * B]
+    cu_q_lens,  # SMEM [S + 1]
+    sinks,  # VMEM [K, rows, LANES]: start of the softmax sum, LOWEST where there are no sinks
+    q_hbm,  # [K, T + block_q, G, 1, D] float32, scaled
+    new_hbm,  # [T, words, pack, D]
+    _pool,
+    _out,
+    out_hbm,  # as q_hbm
+    pool,  # [L, P, p, words, pack, D], aliased
+    kv_buf,  # VMEM [2, pages, p, words, pack, D]
+    q_buf,  # VMEM [2, K, block_q, G, 1, D]
+    o_buf,  # likewise
+    peak,  # VMEM [K, rows, LANES]
+    total,  # likewise
+    acc,  # VMEM [K, rows, D]
+    kv_sem,
+    q_sem,
+    o_sem,
+    write_sem,
+    *,
+    plan: Plan,
+):
+    """Writes new rows to the pool, then attends; see `Plan` for the letters."""
+    layer, items, size = meta[0], meta[3], plan.page_size
+
+    def write_rows(act):
+        def sequence(s, _):
+            kv_len, token = kv_lens[s], cu_q_lens[s]
+            start = kv_len - (cu_q_lens[s + 1] - token)
+
+            def block(b, _):
+                page = table[s * plan.table_width + b]
+                low, high = jnp.maximum(start, b * size), jnp.minimum(kv_len, (b + 1) * size)
+
+                def one(i, _):
+                    row = new_hbm.at[token + i - start]
+                    act(pltpu.make_async_copy(row, pool.at[layer, page, i - b * size], write_sem))
+                    return 0
+
+                if plan.block_q == 1:
+                    return lax.fori_loop(low, high, one, 0)
+
+                @pl.when(high - low == size)
+                def _():
+                    rows = new_hbm.at[pl.ds(token + low - start, size)]
+                    act(pltpu.make_async_copy(rows, pool.at[layer, page], write_sem))
+
+                @pl.when(high - low != size)
+                def _():
+                    lax.fori_loop(low, high, one, 0)
+
+                return 0
+
+            return lax.fori_loop(lax.div(start, size), lax.div(kv_len + size - 1, size), block, 0)
+
+        lax.fori_loop(meta[1], meta[2], sequence, 0)
+
+    def span(i):
+        """First query position, number of queries, first block in view and one past the last, of item i."""
+        s, offset = item_sequence[i], item_offset[i]
+        q_len = cu_q_lens[s + 1] - cu_q_lens[s]
+        position, count = kv_lens[s] - q_len + offset, jnp.minimum(plan.block_q, q_len - offset)
+        first = first_visible(position, plan.window, plan.chunk)
+        return position, count, lax.div(first, size), lax.div(position + count - 1, size) + 1
+
+    def fetch_kv(i, block, stop, slot, act):
+        def one(j, _):
+            page = table[item_sequence[i] * plan.table_width + block + j]
+            act(pltpu.make_async_copy(pool.at[layer, page], kv_buf.at[slot, j], kv_sem.at[slot]))
+            return 0
+
+        lax.fori_loop(0, jnp.minimum(plan.pages, stop - block), one, 0)
+
+    def tokens(i):
+        return pl.ds(cu_q_lens[item_sequence[i]] + item_offset[i], plan.block_q)
+
+    def fetch_q(i):
+        slot = lax.rem(i, 2)
+        return pltpu.make_async_copy(q_hbm.at[:, tokens(i)], q_buf.at[slot], q_sem.at[slot])
+
+    def store_out(i):
+        return pltpu.make_async_copy(o_buf.at[lax.rem(i, 2)], out_hbm.at[:, tokens(i)], o_sem)
+
+    def item(i, slot):
+        position, count, start, stop = span(i)
+        chunks = lax.div(stop - start + plan.pages - 1, plan.pages)
+        fetch_q(i).wait()
+        peak[...] = sinks[...]
+        total[...] = jnp.where(sinks[...] > LOWEST, 1.0, 0.0)
+        acc[...] = jnp.zeros_like(acc)
+
+        def step(j, slot):
+            block = start + j * plan.pages
+
+            @pl.when(j + 1 < chunks)
+            def _():
+                fetch_kv(i, block + plan.pages, stop, 1 - slot, lambda copy: copy.start())
+
+            @pl.when((j + 1 == chunks) & (i + 1 < items))
+            def _():
+                _, _, next_start, next_stop = span(i + 1)
+                fetch_q(i + 1).start()
+                fetch_kv(i + 1, next_start, next_stop, 1 - slot, lambda copy: copy.start())
+
+            fetch_kv(i, block, stop, slot, lambda copy: copy.wait())
+            accumulate(i, slot, block * size, position, position + count - 1)
+            return 1 - slot
+
+        slot = lax.fori_loop(0, chunks, step, slot)
+        for h in range(plan.kv_heads):
+            bottom = total[h][:, :1]
+            rows = acc[h] / jnp.where(bottom > 0, bottom, 1.0)
+            real = row_index() < count
+            put_rows(o_buf, (lax.rem(i, 2), h), jnp.where(real, rows, 0.0))
+
+        @pl.when(i > 0)
+        def _():
+            store_out(i - 1).wait()
+
+        store_out(i).start()
+        return slot
+
+    def row_index():
+        return lax.div(lax.broadcasted_iota(jnp.int32, (plan.rows, 1), 0), jnp.int32(plan.group))
+
+    def put_rows(ref, index, value):
+        if plan.interpret:
+            ref[index] = value.reshape(plan.block_q, plan.group, 1, plan.dim)
+        else:
+            ref.at[index].reshape(plan.rows, plan.dim)[...] = value
+
+    def get_rows(ref, index):
+        if plan.interpret:
+            return ref[index].reshape(plan.rows, plan.dim)
+        return ref.at[index].reshape(plan.rows, plan.dim)[...]
+
+    def get_words(slot, word):
+        keys = plan.pages * size
+        if plan.interpret:
+            values = kv_buf[slot].reshape(keys, plan.words, plan.pack, plan.dim)[:, word]
+            if plan.pack == 1:
+                return lax.bitcast_convert_type(values[:, 0], jnp.int32)
+            return lax.bitcast_convert_type(values.swapaxes(1, 2), jnp.int32)
+        flat = kv_buf.bitcast(jnp.int32).at[slot].reshape(keys * plan.words, plan.dim)
+        return flat[pl.ds(word, keys, stride=plan.words)]
+
+    def accumulate(i, slot, first_key, position, last):
+        """Adds the chunk of keys from `first_key` in `slot` to the online softmax of item i."""
+        keys, dot_dtype = plan.pages * size, jnp.dtype(plan.dot_dtype)
+        precision = lax.Precision.HIGHEST if dot_dtype == jnp.float32 else None
+        query = position + row_index()
+        key = first_key + lax.broadcasted_iota(jnp.int32, (1, keys), 1)
+        seen = (key >= first_visible(query, plan.window, plan.chunk)) & (key <= jnp.minimum(query, last))
+        key = first_key + lax.broadcasted_iota(jnp.int32, (keys, 1), 0)
+        held = (key >= first_visible(position, plan.window, plan.chunk)) & (key <= last)
+        for h in range(plan.kv_heads):
+            (k_word, k_index), (v_word, v_index) = head_elements(h, plan.pack)
+            words = get_words(slot, k_word)
+            k = unpack(words, k_index, plan.pool_dtype).astype(dot_dtype)
+            words = words if v_word == k_word else get_words(slot, v_word)
+            v = jnp.where(held, unpack(words, v_index, plan.pool_dtype), 0.0).astype(dot_dtype)
+            q = get_rows(q_buf, (lax.rem(i, 2), h)).astype(dot_dtype)
+            scores = lax.dot_general(
+                q, k, (((1,), (1,)), ((), ())), precision=precision, preferred_element_type=jnp.float32
+            )
+            if plan.soft_cap is not None:
+                scores = plan.soft_cap * jnp.tanh(scores * (1.0 / plan.soft_cap))
+            scores = jnp.where(seen, scores, LOWEST)
+            old = peak[h][:, :1]
+            top = jnp.maximum(old, jnp.max(scores, axis=1, keepdims=True))
+            weights = jnp.where(seen, jnp.exp(scores - top), 0.0)
+            fade = jnp.exp(old - top)
+            part = lax.dot_general(
+                weights.astype(dot_dtype),
+                v,
+                (((1,), (0,)), ((), ())),
+                precision=precision,
+                preferred_element_type=jnp.float32,
+            )
+            sums = total[h][:, :1] * fade + jnp.sum(weights, axis=1, keepdims=True)
+            acc[h] = acc[h] * fade + part
+            peak[h] = jnp.broadcast_to(top, (plan.rows, LANES))
+            total[h] = jnp.broadcast_to(sums, (plan.rows, LANES))
+
+    write_rows(lambda copy: copy.start())
+    write_rows(lambda copy: copy.wait())
+
+    @pl.when(items > 0)
+    def _():
+        _, _, start, stop = span(0)
+        fetch_q(0).start()
+        fetch_kv(0, start, stop, 0, lambda copy: copy.start())
+        lax.fori_loop(0, items, item, 0)
+        store_out(items - 1).wait()
