@@ -1,6 +1,15 @@
 """Native kernels for CPUs, called by XLA through its foreign function interface."""
 
+from pallas_kernels.cpu_native.attention import latent_paged_attention, ragged_paged_attention
 from pallas_kernels.cpu_native.load import Native, native
 from pallas_kernels.cpu_native.matmul import gguf_matmul, matmul, quantised_matmul
 
-__all__ = ["Native", "gguf_matmul", "matmul", "native", "quantised_matmul"]
+__all__ = [
+    "Native",
+    "gguf_matmul",
+    "latent_paged_attention",
+    "matmul",
+    "native",
+    "quantised_matmul",
+    "ragged_paged_attention",
+]

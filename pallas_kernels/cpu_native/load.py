@@ -9,7 +9,7 @@ import jax
 
 from pallas_kernels.cpu_native.build import library
 
-_TARGETS = ("ti_matmul",)
+_TARGETS = ("ti_matmul", "ti_ragged_attention", "ti_latent_attention")
 _ISAS = ("avx512", "avx2", "neon")
 
 

@@ -5,6 +5,7 @@
 #include <string>
 #include <string_view>
 
+#include "kernels.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace ffi = xla::ffi;
@@ -16,6 +17,12 @@ namespace ti {
 
 inline ffi::Error no_kernels(std::string_view isa) {
   return ffi::Error::InvalidArgument("cpu_native: this processor or build has no kernels for isa=" + std::string(isa));
+}
+
+inline bool float_type_of(ffi::DataType from, Type* to) {
+  if (from != ffi::DataType::F32 && from != ffi::DataType::BF16) return false;
+  *to = from == ffi::DataType::F32 ? Type::kFloat32 : Type::kBFloat16;
+  return true;
 }
 
 // Runs `work`; no exception crosses into XLA.

@@ -1,4 +1,5 @@
 // Compiled once per instruction set: -DTI_ISA=avx2 with that set's flags, and so on.
+#include "attention_kernels.h"
 #include "matmul_kernels.h"
 
 #define TI_TEXT_(name) #name
@@ -6,5 +7,8 @@
 
 namespace TI_ISA {
 extern const ti::Kernels kernels;
-const ti::Kernels kernels = {TI_TEXT(TI_ISA), matmul_pack, matmul_tile};
+const ti::Kernels kernels = {
+    TI_TEXT(TI_ISA),  matmul_pack,     matmul_tile,     attention_result,
+    attention_work, attention_split, attention_merge, attention_finish,
+};
 }  // namespace TI_ISA

@@ -49,12 +49,52 @@ struct Matmul {
   int64_t packed_depth;  // depth rounded up to 32; the padding is zero
 };
 
+// How keys and values are stored in pages.
+enum class PoolType : int32_t { kFloat32, kBFloat16, kFloat16, kInt8, kFloat8E4M3, kFloat8E5M2 };
+
+// Attention over pages. A key is `key_dim` elements, a value `value_dim`; both lie in the row of their position.
+struct Attention {
+  const void* q;       // [tokens, heads, q_dim]
+  const void* q_rest;  // [tokens, heads, key_dim - q_dim], the rest of each query; null where q_dim == key_dim
+  Type q_type;
+  int64_t q_dim, key_dim, value_dim;
+  int64_t heads, kv_heads;
+  const uint8_t* pool;  // one layer
+  PoolType pool_type;
+  const float* float8;  // the value of every code of a float8 pool
+  int64_t page_bytes, row_bytes, head_bytes, value_offset;  // bytes from a page, position, head to the next; k to v
+  int64_t page_size, blocks;
+  const int32_t* page_table;  // [sequences, blocks]
+  float scale, value_scale, soft_cap;  // soft_cap 0: none
+  int64_t window, chunk;               // 0: none
+  const float* sinks;                  // [heads] or null
+  void* out;                           // [tokens, heads, value_dim], of q_type
+};
+
+// Queries that share keys: tokens [token, token + tokens) of one sequence, `heads` query heads of one KV head.
+struct Queries {
+  int64_t sequence, token, tokens, position;  // position of the first token
+  int64_t kv_head, head, heads;
+  int64_t rows() const { return tokens * heads; }
+};
+
+// Positions are taken in splits that begin at multiples of this, so that a row's sums do not depend on its batch.
+constexpr int64_t kSplit = 240;
+constexpr int64_t kMaxQueryRows = 48;
+
 struct Kernels {
   const char* name;
   // Packs rows [row0, row1) of x.
   void (*matmul_pack)(const Matmul&, int64_t row0, int64_t row1);
   // Computes a rectangle of y. Any split into rectangles gives the same bits.
   void (*matmul_tile)(const Matmul&, int64_t row0, int64_t row1, int64_t column0, int64_t column1);
+  // Floats of a split's result and of its working memory, for so many rows.
+  int64_t (*attention_result)(const Attention&, int64_t rows);
+  int64_t (*attention_work)(const Attention&, int64_t rows);
+  // One split's softmax for its own maximum; then the sum of two; then the rows of `out`.
+  void (*attention_split)(const Attention&, const Queries&, int64_t split, float* work, float* result);
+  void (*attention_merge)(const Attention&, int64_t rows, float* total, const float* result);
+  void (*attention_finish)(const Attention&, const Queries&, float* total);
 };
 
 // The named unit, or the best for "auto"; null when this processor or build has none.

@@ -9,18 +9,12 @@
 
 namespace {
 
-bool type_of(ffi::DataType from, ti::Type* to) {
-  if (from != ffi::DataType::F32 && from != ffi::DataType::BF16) return false;
-  *to = from == ffi::DataType::F32 ? ti::Type::kFloat32 : ti::Type::kBFloat16;
-  return true;
-}
-
 int64_t round_up(int64_t a, int64_t b) { return (a + b - 1) / b * b; }
 
 // Tasks are rectangles of about 64 KiB of weights (few rows) or 128 rows by 96 columns (many).
 void run(ffi::ThreadPool& pool, const ti::Kernels& kernels, ti::Matmul& m) {
   m.packed_depth = round_up(m.depth, 32);
-  m.packed_x = ti::scratch<float>(m.rows * m.packed_depth);
+  m.packed_x = ti::scratch<float, 0>(m.rows * m.packed_depth);
   if (m.rows <= 16) {
     kernels.matmul_pack(m, 0, m.rows);
   } else {
@@ -79,8 +73,8 @@ ffi::Error matmul(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer w, ffi:
     if (ss[1] != m.columns || (m.group != 32 && m.group != 64 && m.group != 128) || m.depth % m.group != 0)
       return ffi::Error::InvalidArgument("matmul: int4 takes a scale for each group of 32, 64 or 128 elements");
   }
-  if (!type_of(x.element_type(), &m.x_type) || !type_of(scale.element_type(), &m.scale_type) ||
-      !type_of(y->element_type(), &m.y_type))
+  if (!ti::float_type_of(x.element_type(), &m.x_type) || !ti::float_type_of(scale.element_type(), &m.scale_type) ||
+      !ti::float_type_of(y->element_type(), &m.y_type))
     return ffi::Error::InvalidArgument("matmul: x, scale and y must be float32 or bfloat16");
   int64_t index = *layer.typed_data();
   if (index < 0 || index >= ws[0])

@@ -12,9 +12,9 @@ struct Free {
   void operator()(void* p) const { std::free(p); }
 };
 
-// At least `count` elements, aligned to 64 bytes, valid until this thread's next call of scratch.
-// Throws std::bad_alloc.
-template <class T>
+// At least `count` elements, aligned to 64 bytes, valid until this thread's next call with the same slot: 0 for
+// what outlives tasks, 1 within a task. Throws std::bad_alloc.
+template <class T, int slot>
 T* scratch(int64_t count) {
   thread_local std::unique_ptr<void, Free> held;
   thread_local size_t held_bytes = 0;

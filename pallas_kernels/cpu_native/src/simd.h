@@ -37,6 +37,12 @@ static inline F load_bf16(const uint16_t* p) {
   return _mm512_castsi512_ps(
       _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16));
 }
+static inline F div(F a, F b) { return _mm512_div_ps(a, b); }
+static inline F round_even(F a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+static inline F power_of_two(F n) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23));
+}
+static inline F load_half(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
 static inline F load_i8(const int8_t* p) {
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
 }
@@ -67,6 +73,12 @@ static inline F load_bf16(const uint16_t* p) {
   return _mm256_castsi256_ps(
       _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16));
 }
+static inline F div(F a, F b) { return _mm256_div_ps(a, b); }
+static inline F round_even(F a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+static inline F power_of_two(F n) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
+}
+static inline F load_half(const uint16_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)); }
 static inline F load_i8(const int8_t* p) {
   return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
 }
@@ -98,6 +110,12 @@ static inline void sum4(F a, F b, F c, F d, float* out) {
 static inline F load_bf16(const uint16_t* p) {
   return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16));
 }
+static inline F div(F a, F b) { return vdivq_f32(a, b); }
+static inline F round_even(F a) { return vrndnq_f32(a); }
+static inline F power_of_two(F n) {
+  return vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(vcvtnq_s32_f32(n), vdupq_n_s32(127)), 23));
+}
+static inline F load_half(const uint16_t* p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))); }
 static inline F load_i8(const int8_t* p) {
   int32_t four;
   memcpy(&four, p, 4);
@@ -125,6 +143,22 @@ static inline float sum(F a) {
   return _mm_cvtss_f32(_mm_hadd_ps(q, q));
 }
 #endif
+
+// e**a for a <= 0, with a relative error of about 2e-7; below -87 it is e**-87; exactly 1 at 0.
+static inline F exp_negative(F a) {
+  a = max(a, splat(-87.0f));
+  F n = round_even(mul(a, splat(1.44269504f)));
+  F r = fma(n, splat(-0.693359375f), a);
+  r = fma(n, splat(2.12194440e-4f), r);
+  F p = splat(1.9875691500e-4f);
+  p = fma(p, r, splat(1.3981999507e-3f));
+  p = fma(p, r, splat(8.3334519073e-3f));
+  p = fma(p, r, splat(4.1665795894e-2f));
+  p = fma(p, r, splat(1.6666665459e-1f));
+  p = fma(p, r, splat(5.0000001201e-1f));
+  p = fma(p, mul(r, r), add(r, splat(1.0f)));
+  return mul(p, power_of_two(n));
+}
 
 static inline float bf16_to_float(uint16_t h) {
   uint32_t bits = (uint32_t)h << 16;
