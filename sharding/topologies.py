@@ -66,8 +66,8 @@ def topology(name: str) -> list[jax.Device]:
     """Devices for ahead-of-time compiles.
 
     Args:
-      name: `KIND:SHAPE`. The shape of TPUs is that of the torus (`v5e:2x4`, `v5p:2x2x2`, `tpu7x:2x2x1`, in chips);
-        of GPUs it is `DEVICES` of one host or `HOSTSxDEVICES` (`h100:8`, `h100:2x8`).
+      name: `KIND:SHAPE`. The shape of TPUs is that of the torus in chips (`v5e:2x4`, `v5p:2x2x2`,
+        `tpu7x:2x2x1`); of GPUs it is `DEVICES` of one host or `HOSTSxDEVICES` (`h100:8`, `h100:2x8`).
 
     Raises:
       ValueError: the kind is unknown or the shape is malformed.
@@ -83,8 +83,8 @@ def topology(name: str) -> list[jax.Device]:
         return _tpu(kind, shape) if KINDS[kind].platform == "tpu" else _gpu(kind, shape)
     except (jax.errors.JaxRuntimeError, ModuleNotFoundError, NotImplementedError, KeyError) as error:
         raise RuntimeError(
-            f"topology {name!r}: no compiler for it here ({error}). Install trillion-infer[aot]; TPU shapes must "
-            "be whole hosts, and a process with real GPUs must run with JAX_PLATFORMS=cpu."
+            f"topology {name!r}: no compiler for it here ({error}). Install trillion-infer[aot]; TPU shapes "
+            "must be whole hosts, and a process with real GPUs must run with JAX_PLATFORMS=cpu."
         ) from error
 
 

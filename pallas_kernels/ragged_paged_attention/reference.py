@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.ragged_paged_attention.items import token_places
 from pallas_kernels.ragged_paged_attention.masks import first_visible
 from pallas_kernels.ragged_paged_attention.values import interleave
 
@@ -68,13 +69,9 @@ def ragged_paged_attention(
 
 def _write(rows, pool, layer, kv_lens, page_table, cu_q_lens, num_seqs):
     """The pool with `rows[t]` at the page and slot of token t; padding goes nowhere."""
-    token = jnp.arange(rows.shape[0], dtype=jnp.int32)
-    sequence = jnp.clip(jnp.searchsorted(cu_q_lens, token, side="right") - 1, 0, kv_lens.shape[0] - 1)
-    position = kv_lens[sequence] - cu_q_lens[sequence + 1] + token
-    real = token < cu_q_lens[num_seqs[1]]
-    block = jnp.where(real, position // pool.shape[2], 0)
-    page = jnp.where(real, page_table[sequence, block], pool.shape[1])
-    return pool.at[jnp.broadcast_to(layer, page.shape), page, position % pool.shape[2]].set(rows, mode="drop")
+    page, slot = token_places(rows.shape[0], pool.shape[2], kv_lens, page_table, cu_q_lens, num_seqs)
+    page = jnp.where(page < 0, pool.shape[1], page)
+    return pool.at[jnp.broadcast_to(layer, page.shape), page, slot].set(rows, mode="drop")
 
 
 def _decode(attend, q, kv_lens, page_table, num_seqs):

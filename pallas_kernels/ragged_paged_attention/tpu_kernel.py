@@ -1,8 +1,8 @@
 """The Mosaic kernel: one pass over work items, each a block of queries of one sequence.
 
 First the new keys and values of all its sequences go from HBM to their pages. Then, item after item and chunk
-of pages after chunk, the next chunk is fetched while the current one is used; pages without a key in view are not
-fetched.
+of pages after chunk, the next chunk is fetched while the current one is used; pages without a key in view are
+not fetched.
 """
 
 from dataclasses import dataclass

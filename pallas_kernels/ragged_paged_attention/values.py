@@ -35,8 +35,8 @@ def pool_shape(
 ) -> tuple[int, ...]:
     """Shape of a pool, `[L, P, p, 2K/pack, pack, D]`, that the implementation for `platform` takes.
 
-    On TPU a 32-bit word holds pack = 4 / itemsize heads, and D is rounded up to 128 lanes, which the chip's tiles
-    take up in any case. Raises ValueError where 2K is no multiple of pack.
+    On TPU a 32-bit word holds pack = 4 / itemsize heads, and D is rounded up to 128 lanes, which the chip's
+    tiles take up in any case. Raises ValueError where 2K is no multiple of pack.
     """
     if platform != "tpu":
         return layers, pages, page_size, 2 * kv_heads, 1, dim

@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import naive
 import pytest
 from test_reference import CASES, check
 

@@ -1,0 +1,165 @@
+"""Ragged paged attention on GPU: prepares the operands of the Triton kernels and launches them."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plgpu
+from jaxtyping import Array, Float, Int
+
+from pallas_kernels.ragged_paged_attention.gpu_kernel import LOWEST, Plan, attend_kernel, write_kernel
+from pallas_kernels.ragged_paged_attention.items import token_places, work_items
+from pallas_kernels.ragged_paged_attention.values import interleave
+
+PROGRAMS = 264
+"""Programs that fill an H100: two for each of its 132 multiprocessors."""
+MAX_ROWS = 2**31 - 1
+
+
+def refusal(q: Array, k: Array, kv_pool: Array, page_table: Array) -> str | None:
+    """Why the kernels cannot run these arguments, or None where they can."""
+    if kv_pool.shape[-2] != 1:
+        return f"pack is {kv_pool.shape[-2]}; a pool for GPU has 1."
+    if kv_pool.size // kv_pool.shape[-1] > MAX_ROWS:
+        return f"a pool of {kv_pool.shape} has more than {MAX_ROWS} rows; use fewer pages."
+    if q.shape[-1] > 256:
+        return f"head dim {q.shape[-1]} is over 256, which do not fit in shared memory."
+    return None
+
+
+def ragged_paged_attention(
+    q: Float[Array, "T H D"],
+    k: Float[Array, "T K D"],
+    v: Float[Array, "T K D"],
+    kv_pool: Array,
+    layer: Int[Array, ""],
+    kv_lens: Int[Array, " S"],
+    page_table: Int[Array, "S B"],
+    cu_q_lens: Int[Array, " S+1"],
+    num_seqs: Int[Array, " 2"],
+    *,
+    scale: float,
+    window: int | None,
+    chunk: int | None,
+    soft_cap: float | None,
+    sinks: Float[Array, " H"] | None,
+    k_scale: float | None,
+    v_scale: float | None,
+    max_q_len: int | None,
+    interpret: bool = False,
+) -> tuple[Float[Array, "T H D"], Array]:
+    """As `api.ragged_paged_attention`."""
+    tokens, heads, dim = q.shape
+    group = heads // k.shape[1]
+    wide = dim > 128
+    exact = q.dtype == jnp.float32
+    plan = Plan(
+        block_q=1,
+        keys=32 if wide or exact else 64,
+        splits=1,
+        page_size=kv_pool.shape[2],
+        pages=kv_pool.shape[1],
+        heads=heads,
+        kv_heads=k.shape[1],
+        dim=dim,
+        lanes=kv_pool.shape[-1],
+        group_size=pl.next_power_of_2(group),
+        dim_size=max(16, pl.next_power_of_2(dim)),
+        window=window,
+        chunk=chunk,
+        soft_cap=soft_cap,
+        dot_dtype="float32" if exact else "bfloat16",
+        partial=False,
+    )
+    rows = interleave(k, v, kv_pool, k_scale, v_scale)
+    kv_pool = _write(rows, kv_pool, layer, kv_lens, page_table, cu_q_lens, num_seqs, plan, interpret)
+    factor = scale if k_scale is None else scale * k_scale
+    scaled = (q.astype(jnp.float32) * factor).astype(q.dtype).reshape(tokens * heads, dim)
+    logits = jnp.full((heads,), LOWEST) if sinks is None else sinks.astype(jnp.float32)
+    operands = (kv_lens, page_table, cu_q_lens, logits, scaled, kv_pool.reshape(-1, plan.lanes))
+    attend = partial(_attend, operands, layer, interpret=interpret)
+    out = jnp.zeros((tokens * heads, dim), q.dtype)
+    out = attend(out, jnp.int32(0), num_seqs[0], decode_plan(plan, kv_lens.shape[0]))
+    if max_q_len != 1:
+        longest = max_q_len or tokens
+        out = attend(out, num_seqs[0], num_seqs[1], prefill_plan(plan, longest))
+    out = out.reshape(tokens, heads, dim)
+    return out if v_scale is None else (out.astype(jnp.float32) * v_scale).astype(q.dtype), kv_pool
+
+
+def decode_plan(plan: Plan, sequences: int) -> Plan:
+    """One query a program; the keys of a sequence are split over programs until these fill the device."""
+    splits = min(32, pl.next_power_of_2(max(1, PROGRAMS // (sequences * plan.kv_heads))))
+    return _replace(plan, group_size=max(16, plan.group_size), splits=splits, partial=True)
+
+
+def prefill_plan(plan: Plan, longest: int) -> Plan:
+    """64 rows (queries times heads of a group) a program, or fewer where no sequence has as many."""
+    rows = 32 if plan.dim_size > 128 or plan.dot_dtype == "float32" else 64
+    block_q = max(1, min(rows // plan.group_size, pl.next_power_of_2(longest)))
+    return _replace(plan, block_q=block_q, group_size=max(plan.group_size, 16 // block_q))
+
+
+def _replace(plan: Plan, **changes) -> Plan:
+    return Plan(**{**vars(plan), **changes})
+
+
+def _write(rows, pool, layer, kv_lens, page_table, cu_q_lens, num_seqs, plan, interpret):
+    page, slot = token_places(rows.shape[0], plan.page_size, kv_lens, page_table, cu_q_lens, num_seqs)
+    width = 2 * plan.kv_heads * plan.lanes
+    flat = pool.reshape(-1, width)
+    written = pl.pallas_call(
+        partial(write_kernel, plan=plan),
+        out_shape=jax.ShapeDtypeStruct(flat.shape, flat.dtype),
+        grid=(rows.shape[0],),
+        input_output_aliases={4: 0},
+        compiler_params=plgpu.CompilerParams(num_warps=4),
+        interpret=interpret,
+        name="write_pages",
+    )(layer[None], page, slot, rows.reshape(-1, width), flat)
+    return written.reshape(pool.shape)
+
+
+def _attend(operands, layer, out, first, last, plan, *, interpret):
+    """`out` with the rows of the sequences in [first, last) filled in."""
+    cu_q_lens, q = operands[2], operands[4]
+    rows, dim = out.shape
+    tokens = rows // plan.heads
+    sequence, offset, count = work_items(cu_q_lens, first, last, plan.block_q, tokens)
+    meta = jnp.stack([layer, count]).astype(jnp.int32)
+    shape = jax.ShapeDtypeStruct(out.shape, out.dtype)
+    start, aliases = out, {9: 0}
+    if plan.partial:
+        shape = [
+            jax.ShapeDtypeStruct((plan.splits * rows, dim), jnp.float32),
+            *[jax.ShapeDtypeStruct((plan.splits * rows,), jnp.float32)] * 2,
+        ]
+        start, aliases = jnp.zeros((1,), jnp.float32), {}
+    result = pl.pallas_call(
+        partial(attend_kernel, plan=plan),
+        out_shape=shape,
+        grid=(sequence.shape[0], plan.kv_heads, plan.splits),
+        input_output_aliases=aliases,
+        compiler_params=plgpu.CompilerParams(num_warps=4, num_stages=2),
+        interpret=interpret,
+        name=f"ragged_paged_attention_{'decode' if plan.partial else 'prefill'}",
+    )(meta, sequence, offset, *operands, start)
+    if not plan.partial:
+        return result
+    return _combine(*result, plan, last, out, q)
+
+
+def _combine(acc, peaks, totals, plan, decode, out, q):
+    """`out` with the quotient over all splits for the first `decode` tokens; nothing was stored for others."""
+    rows, dim = q.shape
+    acc, peaks, totals = (
+        acc.reshape(plan.splits, rows, dim),
+        *(x.reshape(plan.splits, rows) for x in (peaks, totals)),
+    )
+    top = peaks.max(0)
+    weight = jnp.exp(peaks - top[None])
+    total = (totals * weight).sum(0)
+    value = (acc * weight[..., None]).sum(0) / jnp.where(total > 0, total, 1.0)[:, None]
+    mine = jnp.arange(rows) < decode * plan.heads
+    return jnp.where(mine[:, None], value.astype(out.dtype), out)
