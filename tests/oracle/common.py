@@ -69,10 +69,15 @@ def save_npz(path: Path, arrays: dict[str, np.ndarray]) -> None:
     np.savez_compressed(path, **arrays)
 
 
-def save_json(path: Path, value: object) -> None:
-    """Writes readable JSON, Korean as itself, with a final newline."""
+def save_json(path: Path, value: dict | list) -> None:
+    """Writes JSON, Korean as itself, one entry of the outermost list or object a line."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    if isinstance(value, dict):
+        entries = [f"{json.dumps(k)}: {json.dumps(v, ensure_ascii=False)}" for k, v in value.items()]
+        text = "{\n" + ",\n".join(entries) + "\n}\n"
+    else:
+        text = "[\n" + ",\n".join(json.dumps(v, ensure_ascii=False) for v in value) + "\n]\n"
+    path.write_text(text, encoding="utf-8")
 
 
 def first_good_seed(build: Callable[[int], tuple[torch.nn.Module, list[Trace]]], min_gap: float, tries: int = 40):

@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import torch
 from common import DECODE_STEPS, greedy, prompt_logprobs, save_json, save_npz
+from gguf import GGUFReader, dequantize
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils.logging import disable_progress_bar
 
 Entry = dict[str, Any]
 
@@ -21,12 +23,15 @@ class RealModel:
 
     @classmethod
     def load(cls, gguf: Path) -> "RealModel":
-        """Dequantises every tensor to float32; raises when a weight is left in another type."""
+        """Dequantises every tensor to float32; raises when a weight is packed or differs from the gguf package's."""
+        disable_progress_bar()
         where = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
         model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32, attn_implementation="eager").eval()
         other = {name: p.dtype for name, p in model.named_parameters() if p.dtype != torch.float32}
         if other:
             raise RuntimeError(f"not float32: {other}")
+        _compare(model, gguf, "token_embd.weight", "model.embed_tokens")
+        _compare(model, gguf, "blk.0.ffn_down.weight", "model.layers.0.mlp.down_proj")
         return cls(model, AutoTokenizer.from_pretrained(**where))
 
     def chat_ids(self, messages: list[dict[str, str]], generation: bool) -> list[int]:
@@ -102,3 +107,11 @@ class RealModel:
             gaps.append(round(float(top.values[0] - top.values[1]), 6))
             out = self.model(input_ids=torch.tensor([tokens[-1:]]), cache=out.cache, use_cache=True)
         return {"tokens": tokens, "gaps": gaps, "text": self.tokenizer.decode(tokens)}
+
+
+def _compare(model: PreTrainedModel, gguf: Path, stored: str, module: str) -> None:
+    """Raises unless the module's weight is the file's tensor as the gguf package dequantises it."""
+    tensor = next(t for t in GGUFReader(gguf).tensors if t.name == stored)
+    expected = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).astype(np.float32))
+    if not torch.equal(model.get_submodule(module).weight, expected):
+        raise RuntimeError(f"{module}.weight is not {stored} of {gguf.name}, dequantised")
