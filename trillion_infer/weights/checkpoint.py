@@ -30,9 +30,8 @@ class Checkpoint(Protocol):
         """Defaults for sampling, spelled as generation_config.json; empty when there are none."""
         ...
 
-    @property
-    def decoded(self) -> bool:
-        """True when `read` computes its values; False when it returns views of a mapped file."""
+    def decoded(self, name: str) -> bool:
+        """True when `read` computes the tensor's values; False when it returns a view of a mapped file."""
         ...
 
     def names(self) -> Sequence[str]:
@@ -95,9 +94,9 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
 
 def _open_directory(where: Path) -> Checkpoint:
     if (where / "config.json").is_file():
-        from trillion_infer.weights.hf_directory import HFDirectory
+        from trillion_infer.weights.hf_directory import open_hf_directory
 
-        return HFDirectory(where)
+        return open_hf_directory(where)
     found = sorted(where.glob("*.gguf"))
     if len(found) == 1:
         return open_checkpoint(found[0])

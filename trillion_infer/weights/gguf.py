@@ -42,8 +42,6 @@ _GEMMA3_LAYER = _LAYER | {
 class GGUFCheckpoint:
     """Block-quantised tensors are decoded when read; plain ones are views of the mapped file."""
 
-    decoded = True
-
     def __init__(self, path: Path):
         self.path = path
         self._file = GGUFFile(path)
@@ -57,6 +55,9 @@ class GGUFCheckpoint:
         self.config: dict[str, Any] = config_from_gguf(metadata, "output.weight" not in tensors, factors)
         self.generation_config: dict[str, Any] = generation_config_from_gguf(metadata)
         self._stored = _hf_names(path, self.config, [n for n in tensors if n != _FREQ_FACTORS])
+
+    def decoded(self, name: str) -> bool:
+        return True
 
     def names(self) -> Sequence[str]:
         return list(self._stored)

@@ -8,17 +8,27 @@ import numpy as np
 
 from trillion_infer.core.errors import ModelLoadError
 from trillion_infer.weights.cast import copy_into
-from trillion_infer.weights.checkpoint import digest, read_json
+from trillion_infer.weights.checkpoint import Checkpoint, digest, read_json
+from trillion_infer.weights.quant_checkpoint import QuantisedCheckpoint
+from trillion_infer.weights.quant_config import read_quantisation
 from trillion_infer.weights.safetensors_file import SafetensorsFile
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 
 
+def open_hf_directory(path: Path) -> Checkpoint:
+    """The checkpoint in `path`, its weights decoded when read if its config says that they are quantised.
+
+    Raises UnsupportedModelError, by name, for a quantisation that is not implemented.
+    """
+    stored = HFDirectory(path)
+    format, plain = read_quantisation(stored.config)
+    return stored if format is None else QuantisedCheckpoint(stored, format, plain)
+
+
 class HFDirectory:
     """A checkpoint of mapped safetensors files. Only the files that the index names are opened."""
-
-    decoded = False
 
     def __init__(self, path: Path):
         self.path = path
@@ -26,6 +36,9 @@ class HFDirectory:
         generation = path / "generation_config.json"
         self.generation_config: dict[str, Any] = read_json(generation) if generation.exists() else {}
         self._files, self._where = _open_files(path)
+
+    def decoded(self, name: str) -> bool:
+        return False
 
     def names(self) -> Sequence[str]:
         return list(self._where)

@@ -17,6 +17,8 @@ from trillion_infer.weights.cast import copy_into
 from trillion_infer.weights.checkpoint import Checkpoint
 from trillion_infer.weights.pieces import Bounds, Piece, pieces
 from trillion_infer.weights.plan import LoadPlan, Region, plan_load
+from trillion_infer.weights.quant_checkpoint import QuantisedCheckpoint
+from trillion_infer.weights.quant_load import split_quantised
 from trillion_infer.weights.random_init import init_params as init_params
 from trillion_infer.weights.shards import ByteBudget, Fill, HostShard, Shard, StagedShard
 from trillion_infer.weights.spec import ParamSpec
@@ -59,18 +61,35 @@ def load_params(
     tied: Mapping[str, str] | None = None,
     progress: Progress | None = None,
     threads: int | None = None,
+    keep_quantised: bool = False,
     staged: bool | None = None,
-) -> tuple[dict[str, jax.Array], LoadReport]:
+) -> tuple[dict[str, Any], LoadReport]:
     """Reads every parameter of `specs` into arrays with `shardings`.
 
     Each process reads only what its own shards need. Host memory beyond the arrays stays below about `STAGED_BYTES`
     and, for formats that are decoded, one tensor a thread. `dtype` is the engine's, for specs without one;
     `ignore` are regular expressions of tensors that are skipped with a notice; `tied` maps a head's tensor to the
     embedding that may stand in for it. `progress(bytes_done, bytes_total)` is called from the calling thread.
+    `keep_quantised` returns weights that the checkpoint holds quantised as `QuantisedTensor`s where their layout allows
+    (see `split_quantised`); otherwise, and for GGUF, they are decoded.
     `staged` forces filling on the device block by block, or not; None does so except on CPU devices.
     Raises ModelLoadError before anything is placed when names, shapes or dtypes do not fit.
     """
     begun = time.perf_counter()
+    if keep_quantised and isinstance(checkpoint, QuantisedCheckpoint):
+        kept = split_quantised(specs, shardings, checkpoint)
+        parts, report = load_params(
+            kept.specs,
+            kept.checkpoint,
+            kept.shardings,
+            dtype=dtype,
+            ignore=ignore,
+            tied=tied,
+            progress=progress,
+            threads=threads,
+            staged=staged,
+        )
+        return kept.join(parts), report
     plan = plan_load(specs, checkpoint, dtype=dtype, ignore=ignore, tied=tied)
     budget = ByteBudget(STAGED_BYTES)
     params = {n: _Parameter(specs[n].shape, plan.dtypes[n], shardings[n], budget, staged) for n in specs}
@@ -187,7 +206,7 @@ def _jobs(plan: LoadPlan, checkpoint: Checkpoint, params: Mapping[str, _Paramete
                 for piece in pieces(region, shard.bounds, limit):
                     shard.expect()
                     cut, size = (region, shard, piece), int(piece.size * per_value)
-                    if not checkpoint.decoded:
+                    if not checkpoint.decoded(name):
                         yield _Job(checkpoint, name, target.dtype, [cut], size)
                     elif region.transform is None and _whole_rows(piece, region.shape):
                         yield _DecodeJob(checkpoint, name, shard, piece, size)

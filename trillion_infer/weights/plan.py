@@ -74,7 +74,7 @@ def plan_load(
             if name not in stored:
                 missing.append(name)
                 continue
-            region = _region(name, source, spec.shape, param)
+            region = region_of(source, spec.shape, name)
             wrong.extend(_misfit(region, checkpoint, target, param))
             regions.append(region)
         plan.regions[param] = regions
@@ -130,10 +130,10 @@ def _equal(checkpoint: Checkpoint, one: str, other: str) -> bool:
     return same
 
 
-def _region(name: str, source: Source, shape: tuple[int, ...], param: str) -> Region:
-    """The source's index, with every axis written out."""
+def region_of(source: Source, shape: tuple[int, ...], name: str | None = None) -> Region:
+    """Where `source` (or tensor `name` in its place) goes in a parameter of `shape`, with every axis written out."""
     if len(source.index) > len(shape):
-        raise ValueError(f"{param}: index {source.index} of {source.name} has more axes than shape {shape}")
+        raise ValueError(f"index {source.index} of {source.name} has more axes than shape {shape}")
     box, dropped = [], []
     for axis, size in enumerate(shape):
         part = source.index[axis] if axis < len(source.index) else slice(None)
@@ -143,19 +143,28 @@ def _region(name: str, source: Source, shape: tuple[int, ...], param: str) -> Re
             box.append((part, part + 1, 1))
             dropped.append(axis)
         else:
-            raise ValueError(f"{param}: index {part} of {source.name} is outside axis {axis} of size {size}")
-    return Region(name, tuple(box), tuple(dropped), source.transform)
+            raise ValueError(f"index {part} of {source.name} is outside axis {axis} of size {size}")
+    return Region(name or source.name, tuple(box), tuple(dropped), source.transform)
+
+
+def transformed_shape(region: Region, checkpoint: Checkpoint) -> tuple[int, ...]:
+    """Shape of the region's tensor after its transform, found with a stand-in that takes no memory.
+
+    Raises ValueError or IndexError where the transform cannot take the tensor's shape.
+    """
+    shape = checkpoint.shape(region.name)
+    stand_in = np.broadcast_to(np.zeros((), checkpoint.dtype(region.name)), shape)
+    return region.transform(stand_in).shape if region.transform else shape
 
 
 def _misfit(region: Region, checkpoint: Checkpoint, target: np.dtype, param: str) -> list[str]:
-    """Sentences on a shape or dtype that does not fit. The transform is tried on a stand-in that takes no memory."""
+    """Sentences on a shape or dtype that does not fit."""
     shape, dtype = checkpoint.shape(region.name), checkpoint.dtype(region.name)
     found = []
     if not convertible(dtype, target):
         found.append(f"{region.name} has dtype {dtype}, {param} needs {target}")
     try:
-        stand_in = np.broadcast_to(np.zeros((), dtype), shape)
-        result = region.transform(stand_in).shape if region.transform else shape
+        result = transformed_shape(region, checkpoint)
     except (ValueError, IndexError) as error:
         found.append(f"{region.name} has shape {shape}, which {param} cannot use ({error})")
         return found
