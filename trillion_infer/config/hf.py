@@ -78,9 +78,7 @@ class HFConfig:
             )
 
 
-def read_rope(
-    config: HFConfig, dim: int, *, default_theta: float = 10000.0, interleaved: bool = False
-) -> Rope:
+def read_rope(config: HFConfig, dim: int, *, default_theta: float = 10000.0, interleaved: bool = False) -> Rope:
     """Rope from `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before)."""
     parameters = config.take("rope_parameters", None) or {}
     scaling = config.take("rope_scaling", None) or {}

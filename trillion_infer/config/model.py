@@ -187,9 +187,7 @@ class ModelConfig:
 
     @cached_property
     def layers(self) -> tuple[LayerSpec, ...]:
-        return tuple(
-            layer for segment in self.segments for _ in range(segment.repeats) for layer in segment.period
-        )
+        return tuple(layer for segment in self.segments for _ in range(segment.repeats) for layer in segment.period)
 
     @cached_property
     def cache_keys(self) -> tuple[CacheKey, ...]:

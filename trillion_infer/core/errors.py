@@ -26,7 +26,7 @@ class UnsupportedModelError(ModelLoadError):
 
 
 class OutOfMemoryError(TrillionInferError, MemoryError):
-    """A budget does not hold what is asked of it; the message names the budget, who holds it and the flags to change."""
+    """A budget does not hold what is asked; the message names the budget, who holds it and the flags to change."""
 
 
 class EngineDeadError(TrillionInferError, RuntimeError):

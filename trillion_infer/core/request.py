@@ -2,6 +2,7 @@
 
 import enum
 from dataclasses import dataclass, field
+from typing import Any
 
 from trillion_infer.core.outputs import RequestMetrics
 from trillion_infer.core.sampling_params import SamplingParams
@@ -46,6 +47,10 @@ class Request:
     seed: int = 0
     needs_known_tokens: bool = False
     """The next step depends on the value of the last token (grammar, multi-token bad words): never run ahead."""
+    sampling: Any = None
+    """sample.SequenceSampling: seeds, biases and masks of this sequence."""
+    grammar: Any = None
+    """constrain.GrammarState of a structured request: masks its tokens, and accepts them as they become known."""
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
 
     output_ids: list[int] = field(default_factory=list)

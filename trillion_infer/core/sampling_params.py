@@ -155,7 +155,8 @@ class SamplingParams:
                 raise _refuse(field, value, allowed)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequestError(
-                f"min_tokens is {self.min_tokens}, more than max_tokens, {self.max_tokens}; lower one or raise the other.",
+                f"min_tokens is {self.min_tokens}, more than max_tokens, {self.max_tokens}; "
+                "lower one or raise the other.",
                 param="min_tokens",
             )
 

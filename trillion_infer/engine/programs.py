@@ -101,9 +101,9 @@ class Programs:
         self.compiled += 1
 
     def _compile(self, name: str) -> Program:
-        return compile_program(name, *self._build(name))
+        return compile_program(name, *self.build(name))
 
-    def _build(self, name: str) -> tuple[Callable[..., Any], tuple[Any, ...], tuple[int, ...]]:
+    def build(self, name: str) -> tuple[Callable[..., Any], tuple[Any, ...], tuple[int, ...]]:
         """Function, abstract arguments and donated arguments of a program."""
         replicated = partial(_abstract, NamedSharding(self.mesh, P()))
         vocab_words = -(-self.state.sampler_vocab // 32)
@@ -131,7 +131,9 @@ def compile_program(name: str, fn: Callable[..., Any], args: tuple[Any, ...], do
     """Traces, lowers and compiles `fn` for abstract arguments that carry shardings. Outputs keep the inputs' shardings
     where they are donated."""
     start = time.perf_counter()
-    compiled = jax.jit(fn, donate_argnums=donate, out_shardings=_output_shardings(fn, args, donate)).lower(*args).compile()
+    compiled = (
+        jax.jit(fn, donate_argnums=donate, out_shardings=_output_shardings(fn, args, donate)).lower(*args).compile()
+    )
     seconds = time.perf_counter() - start
     memory, cost = compiled.memory_analysis(), compiled.cost_analysis() or {}
     return Program(

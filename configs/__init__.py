@@ -1,0 +1,1 @@
+"""Deployments by name."""

@@ -1,0 +1,208 @@
+"""From a checkpoint to an engine that is ready: weights load while programs compile."""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from sharding.rules import SERVE_RULES, named_sharding
+from trillion_infer.cache.kv_cache import KVCache
+from trillion_infer.cache.layout import PoolLayout, pool_layouts
+from trillion_infer.cache.naming import BlockNamer
+from trillion_infer.config.cache import CacheGroup
+from trillion_infer.config.engine import EngineConfig
+from trillion_infer.config.model import ModelConfig
+from trillion_infer.config.scheduler import SchedulerConfig
+from trillion_infer.core.errors import ConfigError
+from trillion_infer.engine import budget
+from trillion_infer.engine.buckets import Bucket, make_buckets
+from trillion_infer.engine.engine import Engine
+from trillion_infer.engine.ops import choose_ops, default_page_size, platform_of
+from trillion_infer.engine.programs import Programs, compile_program
+from trillion_infer.engine.state import StateShape
+from trillion_infer.layers.decoder import Decoder
+from trillion_infer.layers.embedding import padded_vocab
+from trillion_infer.layers.parameters import param_specs
+from trillion_infer.models import Family
+from trillion_infer.schedule.scheduler import Scheduler
+
+Loader = Callable[[dict[str, Any], dict[str, Any], str], dict[str, jax.Array]]
+"""load(specs, shardings, dtype) -> arrays by parameter path."""
+
+
+@dataclass
+class BuildReport:
+    """What start-up took, in seconds by phase, and what was chosen."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    weights_bytes: int = 0
+    kv_bytes: int = 0
+    temp_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """Everything about an engine that needs no weights: what compile.py and plan.py work on, too."""
+
+    family: Family
+    mesh: Mesh
+    config: EngineConfig
+    dtype: str
+    model: Decoder
+    layouts: tuple[PoolLayout, ...]
+    max_model_len: int
+    max_batch_tokens: int
+
+    @property
+    def tensor(self) -> int:
+        return self.mesh.shape["tensor"]
+
+    @property
+    def data(self) -> int:
+        return self.mesh.shape["data"]
+
+    def abstract_params(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shapes, dtypes and shardings of the parameters."""
+        return {
+            name: jax.ShapeDtypeStruct(
+                spec.shape,
+                jnp.dtype(spec.dtype or self.dtype),
+                sharding=named_sharding(self.mesh, spec.axes, SERVE_RULES),
+            )
+            for name, spec in param_specs(self.model).items()
+        }
+
+    def state_shape(self, pages: tuple[int, ...]) -> StateShape:
+        page_size = self.layouts[0].page_size
+        return StateShape(
+            self.layouts,
+            pages,
+            self.config.max_running,
+            -(-self.max_model_len // page_size),
+            padded_vocab(self.family.config.vocab, self.tensor),
+            self.config.penalties,
+        )
+
+    def programs(self, pages: tuple[int, ...]) -> Programs:
+        """The programs for pools of these pages; nothing is compiled yet."""
+        ops = choose_ops(self.mesh, self.dtype, self.config.attention, self.config.interpret)
+        buckets = make_buckets(self.config.max_running, self.max_batch_tokens)
+        state = self.state_shape(pages).abstract(self.mesh)
+        return Programs(self.model, self.mesh, buckets, ops, self.abstract_params(), state)
+
+    def groups(self, temp_bytes: int) -> list[CacheGroup]:
+        """Pages of each pool on each data shard, within the KV budget."""
+        return budget.divide(
+            self.layouts,
+            self.mesh,
+            budget.available(self.mesh, self.config.kv_memory, temp_bytes + self.weight_bytes_per_device()),
+            max_running=self.config.max_running,
+            max_model_len=self.max_model_len,
+            extend_len=self.max_batch_tokens,
+        )
+
+    def weight_bytes_per_device(self) -> int:
+        """Bytes of parameters on one device."""
+        return sum(
+            int(jnp.prod(jnp.array(leaf.sharding.shard_shape(leaf.shape), dtype=jnp.float32))) * leaf.dtype.itemsize
+            for leaf in self.abstract_params().values()
+        )
+
+
+def plan_engine(family: Family, mesh: Mesh, config: EngineConfig) -> Blueprint:
+    """Checks the options against the model and the mesh. Raises ConfigError before anything is loaded."""
+    model_config = family.config
+    _check_mesh(mesh, model_config)
+    dtype = config.dtype
+    if dtype == "auto":
+        dtype = "float32" if model_config.dtype == "float32" else "bfloat16"
+    max_model_len = config.max_model_len or model_config.max_len
+    if max_model_len > model_config.max_len:
+        raise ConfigError(
+            f"max_model_len is {max_model_len}; the model's positions end at {model_config.max_len}. Lower it."
+        )
+    max_batch_tokens = max(config.prefill_chunk, config.max_running + 1)
+    if not config.chunked_prefill:
+        max_batch_tokens = max_model_len + config.max_running
+    kv_dtype = config.kv_dtype if config.kv_dtype not in (None, "auto") else dtype
+    page_size = config.page_size or default_page_size(platform_of(mesh))
+    layouts = pool_layouts(model_config, page_size, kv_dtype, mesh.shape["tensor"], platform_of(mesh))
+    model = Decoder(model_config, family.names, mesh.shape["tensor"])
+    return Blueprint(family, mesh, config, dtype, model, layouts, max_model_len, max_batch_tokens)
+
+
+def _check_mesh(mesh: Mesh, model: ModelConfig) -> None:
+    for axis in ("stage", "expert", "sequence"):
+        if mesh.shape[axis] > 1:
+            raise ConfigError(
+                f"mesh axis {axis} is {mesh.shape[axis]}; {model.family} models are split over data and tensor only. "
+                f"Set {axis}=1."
+            )
+
+
+def build_engine(
+    blueprint: Blueprint, load: Loader, fingerprint: bytes, progress: Callable[[str, int, int], None] | None = None
+) -> tuple[Engine, BuildReport]:
+    """Loads weights and compiles programs side by side, sizes the KV pools, and returns an engine that is ready.
+
+    progress(phase, done, total) is called for "load" (bytes) and "compile" (programs), possibly from two threads.
+    Raises OutOfMemoryError when not one page fits, ModelLoadError when the checkpoint does not fit the model.
+    """
+    tell = progress or (lambda phase, done, total: None)
+    report = BuildReport()
+    config = blueprint.config
+    with ThreadPoolExecutor(1) as pool:
+        loading = pool.submit(_timed, report, "load", lambda: load(*_load_arguments(blueprint)))
+        temp_bytes = 0 if platform_of(blueprint.mesh) == "cpu" else _hungriest_temp(blueprint)
+        groups = blueprint.groups(temp_bytes)
+        programs = blueprint.programs(tuple(group.num_pages for group in groups))
+        if config.precompile:
+            _timed(report, "compile", lambda: programs.compile_all(lambda done, total: tell("compile", done, total)))
+        params = loading.result()
+    state = blueprint.state_shape(tuple(group.num_pages for group in groups)).allocate(blueprint.mesh)
+    report.weights_bytes = sum(array.nbytes for array in params.values())
+    report.kv_bytes = sum(array.nbytes for array in state.pools)
+    report.temp_bytes = max((program.temp_bytes for program in programs.all), default=0)
+    schedulers = [_scheduler(blueprint, groups, fingerprint) for _ in range(blueprint.data)]
+    return Engine(programs, state, params, schedulers, config.run_ahead), report
+
+
+def _load_arguments(blueprint: Blueprint) -> tuple[dict[str, Any], dict[str, Any], str]:
+    specs = param_specs(blueprint.model)
+    shardings = {name: leaf.sharding for name, leaf in blueprint.abstract_params().items()}
+    return specs, shardings, blueprint.dtype
+
+
+def _hungriest_temp(blueprint: Blueprint) -> int:
+    """Temporaries of the largest step, from the compiler: they hardly depend on the number of pages."""
+    programs = blueprint.programs(tuple(1 for _ in blueprint.layouts))
+    largest: Bucket = max(programs.buckets.all)
+    return compile_program(largest.name, *programs.build(largest.name)).temp_bytes
+
+
+def _scheduler(blueprint: Blueprint, groups: list[CacheGroup], fingerprint: bytes) -> Scheduler:
+    config, page_size = blueprint.config, blueprint.layouts[0].page_size
+    layout = repr([(lay.key, lay.page_size, lay.dtype) for lay in blueprint.layouts]).encode()
+    namer = BlockNamer(fingerprint + blueprint.dtype.encode(), layout, page_size)
+    prefix = config.prefix_caching and not blueprint.family.config.prefix_depends_on_length
+    limits = SchedulerConfig(
+        max_running=config.max_running,
+        max_batch_tokens=blueprint.max_batch_tokens,
+        prefill_chunk=config.prefill_chunk,
+        max_model_len=blueprint.max_model_len,
+        max_waiting=config.max_waiting,
+        chunked_prefill=config.chunked_prefill,
+    )
+    return Scheduler(limits, KVCache(groups, page_size, namer, enable_prefix=prefix))
+
+
+def _timed(report: BuildReport, phase: str, work: Callable[[], Any]) -> Any:
+    start = time.perf_counter()
+    result = work()
+    report.seconds[phase] = time.perf_counter() - start
+    return result

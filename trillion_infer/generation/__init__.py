@@ -1,0 +1,1 @@
+"""Between text and the engine: prompts to requests, tokens to text. What LLM and the server share."""

@@ -1,0 +1,106 @@
+"""Prompts in, text deltas out: the engine with a tokenizer around it. One thread owns it."""
+
+from trillion_infer.core.errors import InvalidRequestError
+from trillion_infer.core.outputs import RequestOutput
+from trillion_infer.core.request import Request, Status
+from trillion_infer.core.sampling_params import SamplingParams
+from trillion_infer.engine.engine import Engine, TokenEvent
+from trillion_infer.generation.outputs import CompletionText, Delta, PromptState, name_tokens
+from trillion_infer.generation.prompts import Prompt, PromptReader
+
+
+class Generator:
+    """Tracks prompts by id from `add` until their last delta; then `take` gives the whole output once."""
+
+    def __init__(self, engine: Engine, reader: PromptReader):
+        self.engine, self.reader = engine, reader
+        self._prompts: dict[str, PromptState] = {}
+        self._texts: dict[Request, tuple[PromptState, CompletionText]] = {}
+
+    @property
+    def has_work(self) -> bool:
+        return self.engine.has_work
+
+    def prepare(
+        self, request_id: str, prompt: Prompt, params: SamplingParams, *, priority: int = 0, cache_salt: str = ""
+    ) -> tuple[PromptState, list[Request]]:
+        """Everything that can be refused about a prompt, checked, without side effects."""
+        if request_id in self._prompts:
+            raise InvalidRequestError(f"request id {request_id!r} is in use; choose another.", param="request_id")
+        text, ids = self.reader.read(prompt)
+        requests = self.reader.requests(request_id, ids, params, priority=priority, cache_salt=cache_salt)
+        texts = [CompletionText(request, i, self.reader.tokenizer) for i, request in enumerate(requests)]
+        return PromptState(request_id, text, texts), requests
+
+    def submit(self, prepared: tuple[PromptState, list[Request]]) -> None:
+        """Queue a prepared prompt; all its completions, or none if the engine refuses one."""
+        state, requests = prepared
+        queued: list[Request] = []
+        try:
+            for request in requests:
+                self.engine.add(request)
+                queued.append(request)
+        except Exception:
+            for request in queued:
+                self.engine.abort(request.request_id)
+            raise
+        self._prompts[state.request_id] = state
+        for request, text in zip(requests, state.texts, strict=True):
+            self._texts[request] = (state, text)
+
+    def add(self, request_id: str, prompt: Prompt, params: SamplingParams, **options: object) -> None:
+        """`prepare` and `submit`."""
+        self.submit(self.prepare(request_id, prompt, params, **options))  # pyright: ignore[reportArgumentType]
+
+    def abort(self, request_id: str) -> list[Delta]:
+        """End every completion of a prompt now; closing deltas with finish_reason "abort". Unknown ids: nothing."""
+        state = self._prompts.get(request_id)
+        deltas = []
+        for text in state.texts if state else ():
+            if text.output.finish_reason is None:
+                self.engine.abort(text.request.request_id)
+                rest = self._close(text.request, Status.FINISHED_ABORT, None)
+                deltas.append(Delta(request_id, text.output.index, rest, [], None, "abort"))
+        return deltas
+
+    def step(self) -> list[Delta]:
+        """One engine step; what it added, in order of each sequence's tokens."""
+        deltas = [self._receive(event) for event in self.engine.step() if event.request in self._texts]
+        return deltas
+
+    def _receive(self, event: TokenEvent) -> Delta:
+        state, text = self._texts[event.request]
+        if event.prompt_logprobs is not None:
+            tokenizer = self.reader.tokenizer
+            state.prompt_logprobs = [entry and name_tokens(entry, tokenizer) for entry in event.prompt_logprobs]
+        shown, matched = text.push(event)
+        finished, reason = event.finished, event.stop_reason
+        if matched is not None:
+            finished, reason = Status.FINISHED_STOP, matched
+            self.engine.finish(event.request, finished, matched)
+        if finished is not None:
+            self._close(event.request, finished, reason)
+        output = text.output
+        logprobs = output.logprobs[-len(event.token_ids) :] if output.logprobs is not None else None
+        return Delta(
+            state.request_id,
+            output.index,
+            shown,
+            event.token_ids,
+            logprobs,
+            output.finish_reason,
+            output.stop_reason,
+        )
+
+    def _close(self, request: Request, status: Status, reason: int | str | None) -> str:
+        state, text = self._texts.pop(request)
+        state.live -= 1
+        return text.close(status, reason)
+
+    def output(self, request_id: str) -> RequestOutput:
+        """The output so far."""
+        return self._prompts[request_id].output()
+
+    def take(self, request_id: str) -> RequestOutput:
+        """The output, and the end of its tracking."""
+        return self._prompts.pop(request_id).output()

@@ -1,0 +1,273 @@
+"""The Python API: `LLM` loads a model onto a mesh and answers."""
+
+import inspect
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from sharding.mesh import make_mesh
+from trillion_infer.config.deployment import find_deployment
+from trillion_infer.config.engine import EngineConfig
+from trillion_infer.config.hf import eos_union
+from trillion_infer.core.errors import ConfigError, InvalidRequestError, ModelLoadError
+from trillion_infer.core.outputs import RequestOutput
+from trillion_infer.core.sampling_params import SamplingParams
+from trillion_infer.engine.build import BuildReport, build_engine, plan_engine
+from trillion_infer.engine.compile_cache import enable_compile_cache
+from trillion_infer.generation.generator import Generator
+from trillion_infer.generation.prompts import Prompt, PromptReader
+from trillion_infer.models import read_family
+from trillion_infer.text.chat import chat_template
+from trillion_infer.text.tokenizer import Tokenizer
+from trillion_infer.weights.checkpoint import Checkpoint, open_checkpoint
+from trillion_infer.weights.load import load_params
+
+Progress = Callable[[str, int, int], None]
+
+
+class LLM:
+    """A model on a mesh, ready to answer.
+
+    Args:
+      model: Hugging Face directory, .gguf file, Orbax directory, or hub id.
+      config: name of a deployment in configs/, or a path to such a file; keywords given here win over it.
+      dtype: float32 | bfloat16 | auto (the checkpoint's own).
+      mesh: "data=1,tensor=4", a dict, or a jax.sharding.Mesh.
+      max_model_len: prompt and answer together, in tokens; None: the model's own limit.
+      max_running: requests computed at once (a data shard). prefill_chunk: prompt tokens a step.
+      page_size: tokens a KV page. kv_memory: bytes, or a fraction of what is free; None: all that the compiled
+        programs leave (on CPU at most 1 GiB).
+      kv_dtype: float32 | bfloat16; None: as dtype.
+      seed: of requests that name none.
+      attention: backend of the attention ops: auto | reference | pallas | tpu | gpu | cpu.
+      precompile: compile every program before the first request. compile_cache: folder for compiled programs, ""
+        for none; None: the user's cache folder.
+      prefix_caching: reuse KV of equal prefixes. chunked_prefill: False computes each prompt in one step.
+      max_waiting: most requests that may queue. progress: called with (phase, done, total) while loading.
+
+    Raises ConfigError, ModelLoadError or OutOfMemoryError with one sentence that says what to change.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        config: str | None = None,
+        dtype: str = "auto",
+        mesh: str | Mapping[str, int] | Mesh | None = None,
+        disaggregate: str | None = None,
+        max_model_len: int | None = None,
+        max_running: int = 64,
+        prefill_chunk: int = 512,
+        page_size: int | None = None,
+        kv_memory: float | None = None,
+        kv_dtype: str | None = None,
+        host_kv: float = 0,
+        disk_kv: str | None = None,
+        store: str | None = None,
+        speculate: str | None = None,
+        seed: int = 0,
+        attention: str = "auto",
+        precompile: bool = True,
+        compile_cache: str | None = None,
+        prefix_caching: bool = True,
+        chunked_prefill: bool = True,
+        max_waiting: int | None = None,
+        progress: Progress | None = None,
+    ):
+        options = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+        options = _with_deployment(options)
+        _refuse_unavailable(options)
+        engine_fields = EngineConfig.__dataclass_fields__
+        engine_config = EngineConfig(**{name: value for name, value in options.items() if name in engine_fields})
+        if engine_config.compile_cache_folder:
+            enable_compile_cache(engine_config.compile_cache_folder)
+        try:
+            self.mesh = make_mesh(options["mesh"])
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        checkpoint = open_checkpoint(model)
+        with ThreadPoolExecutor(1) as pool:
+            loading = pool.submit(load_tokenizer, checkpoint)
+            family = read_family(checkpoint.config, checkpoint.generation_config)
+            blueprint = plan_engine(family, self.mesh, engine_config)
+
+            def load(specs: dict[str, Any], shardings: dict[str, Any], dtype: str) -> dict[str, jax.Array]:
+                tell = None if progress is None else lambda done, total: progress("load", done, total)
+                tied = {family.names.head: family.names.embed}
+                params, self.load_report = load_params(
+                    specs, checkpoint, shardings, dtype=dtype, ignore=family.ignore, tied=tied, progress=tell
+                )
+                return params
+
+            self.engine, self.report = build_engine(blueprint, load, checkpoint.fingerprint(), progress)
+            self.tokenizer: Tokenizer | None = loading.result()
+        self.blueprint = blueprint
+        self.model_config = family.config
+        reader = PromptReader(
+            self.tokenizer,
+            vocab_size=family.config.vocab,
+            eos_ids=eos_union(checkpoint.config, checkpoint.generation_config) | family.config.eos_ids,
+            max_model_len=blueprint.max_model_len,
+            seed=engine_config.seed,
+            penalties=engine_config.penalties,
+        )
+        self.generator = Generator(self.engine, reader)
+        self._ids = itertools.count()
+        self._template = None
+
+    @property
+    def max_model_len(self) -> int:
+        return self.blueprint.max_model_len
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[RequestOutput]:
+        """Completes one prompt or many, batched; outputs come in the order of the prompts.
+
+        A prompt is text, a list of token ids, or {"prompt": …} | {"prompt_token_ids": …}. `sampling_params` is one
+        for all or one each. Raises InvalidRequestError (a ValueError) before anything runs if a prompt is refused.
+        """
+        batch = _as_batch(prompts)
+        params = _params_for(batch, sampling_params)
+        prepared = [
+            self.generator.prepare(f"generate-{next(self._ids)}", prompt, each)
+            for prompt, each in zip(batch, params, strict=True)
+        ]
+        ids = [state.request_id for state, _ in prepared]
+        try:
+            for each in prepared:
+                self.generator.submit(each)
+            while any(not self.generator.output(request_id).finished for request_id in ids):
+                self.generator.step()
+        except BaseException:
+            for request_id in ids:
+                self.generator.abort(request_id)
+            raise
+        return [self.generator.take(request_id) for request_id in ids]
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answers one conversation, or a list of them, rendered by the model's own chat template."""
+        if not messages:
+            raise InvalidRequestError("messages is empty; give at least one message.", param="messages")
+        conversations: Any = [messages] if isinstance(messages[0], Mapping) else messages
+        options = {
+            "tools": tools,
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+            **(chat_template_kwargs or {}),
+        }
+        return self.generate([self.render_chat(each, **options) for each in conversations], sampling_params)
+
+    def render_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
+        """The prompt text of a conversation; `options` as ChatTemplate.render."""
+        if self._template is None:
+            if self.tokenizer is None:
+                raise InvalidRequestError("chat needs a tokenizer with a chat template, and the model has none.")
+            self._template = chat_template(self.tokenizer)
+        return self._template.render([dict(message) for message in messages], **options)
+
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[str]:
+        """Pieces of the completion's text as they come; together they are the text `generate` gives.
+
+        The prompt is checked at once; leaving the iterator early ends the request.
+        """
+        params = sampling_params or SamplingParams()
+        if params.n != 1:
+            raise InvalidRequestError(f"stream gives one completion and n is {params.n}; use generate.", param="n")
+        request_id = f"stream-{next(self._ids)}"
+        self.generator.add(request_id, prompt, params)
+        return self._pieces(request_id)
+
+    def _pieces(self, request_id: str) -> Iterator[str]:
+        try:
+            while not self.generator.output(request_id).finished:
+                for delta in self.generator.step():
+                    if delta.request_id == request_id and delta.text:
+                        yield delta.text
+        finally:
+            self.generator.abort(request_id)
+            self.generator.take(request_id)
+
+    def stream_chat(
+        self, messages: Sequence[Mapping[str, Any]], sampling_params: SamplingParams | None = None, **options: Any
+    ) -> Iterator[str]:
+        """`stream` of a conversation; `options` as ChatTemplate.render."""
+        return self.stream(self.render_chat(messages, **options), sampling_params)
+
+    def stats(self) -> dict[str, int]:
+        """Counters: requests by state, steps, compilations, pages, prefix hits."""
+        return self.engine.stats()
+
+    def memory(self) -> dict[str, int]:
+        """Bytes by holder, over the whole mesh: weights, each KV pool, sampler, program temporaries (one device)."""
+        report: BuildReport = self.report
+        return {"weights": report.weights_bytes, **self.engine.memory(), "program_temporaries": report.temp_bytes}
+
+    def close(self) -> None:
+        """Ends what is in flight and frees the arrays."""
+        self.engine.close()
+
+
+def load_tokenizer(checkpoint: Checkpoint) -> Tokenizer | None:
+    """The checkpoint's tokenizer; None where it has none (token ids only)."""
+    path = checkpoint.path
+    if path.is_file():
+        return Tokenizer.from_gguf(path)
+    return Tokenizer.from_hf(path) if (path / "tokenizer.json").exists() else None
+
+
+def _with_deployment(options: dict[str, Any]) -> dict[str, Any]:
+    """Options left at their defaults take the deployment's values."""
+    name = options.pop("config")
+    if name is None:
+        return options
+    defaults = {k: p.default for k, p in inspect.signature(LLM.__init__).parameters.items()}
+    deployment = find_deployment(name)
+    unknown = set(deployment.options) - set(defaults)
+    if unknown:
+        raise ConfigError(f"config {name!r} sets {sorted(unknown)}, which LLM does not know.")
+    given = {k: v for k, v in deployment.options.items() if options[k] == defaults[k]}
+    return {**options, **given}
+
+
+def _refuse_unavailable(options: Mapping[str, Any]) -> None:
+    for name in ("disaggregate", "host_kv", "disk_kv", "store", "speculate"):
+        if options[name]:
+            raise ConfigError(f"{name}={options[name]!r} is not available in this version; leave it out.")
+
+
+def _as_batch(prompts: Any) -> list[Any]:
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    batch = list(prompts)
+    if not batch:
+        return []
+    return batch if isinstance(batch[0], str | Mapping | Sequence) or hasattr(batch[0], "__len__") else [batch]
+
+
+def _params_for(batch: list[Any], params: Any) -> list[SamplingParams]:
+    if params is None:
+        params = SamplingParams()
+    if isinstance(params, SamplingParams):
+        return [params] * len(batch)
+    if len(params) != len(batch):
+        raise InvalidRequestError(f"{len(params)} sampling_params for {len(batch)} prompts; give one, or one a prompt.")
+    return list(params)
+
+
+__all__ = ["LLM", "ConfigError", "ModelLoadError"]
