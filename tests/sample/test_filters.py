@@ -14,7 +14,8 @@ from . import oracle
 coarse = st.lists(st.integers(-6, 6), min_size=16, max_size=16)  # few values: many ties
 probability = st.floats(0.01, 1.0)
 
-keep_top_k, keep_top_p, candidates = map(jax.jit, (filters.keep_top_k, filters.keep_top_p, filters.candidates))
+keep_top_k, keep_top_p = jax.jit(filters.keep_top_k), jax.jit(filters.keep_top_p)
+candidates, settle = jax.jit(filters.candidates), jax.jit(filters.settle)
 
 
 def _scaled(values):
@@ -88,3 +89,14 @@ def test_first_max_takes_the_smallest_id():
     top, token = filters.first_max(jnp.array([[1.0, 3.0, 3.0], [0.0, -1.0, 0.0]]))
     assert token.tolist() == [1, 0]
     assert top.tolist() == [3.0, 0.0]
+
+
+@settings(deadline=None, max_examples=60)
+@given(values=coarse, noise=coarse, top_k=st.integers(0, 20), top_p=probability, one=st.booleans())
+def test_settling_takes_the_best_of_the_kept_tokens(values, noise, top_k, top_p, one):
+    scaled = _scaled(values)
+    top_k, top_p = (top_k, 1.0) if one else (0, top_p)
+    kept = np.asarray(keep_top_p(keep_top_k(scaled, jnp.array([top_k])), jnp.array([top_p])))[0] > -np.inf
+    noisy = jnp.asarray(noise, jnp.float32)[None]
+    token = settle(scaled, noisy, noisy.argmax(axis=1), jnp.array([top_k]), jnp.array([top_p]))
+    assert int(token[0]) == int(np.argmax(np.where(kept, noise, -np.inf)))

@@ -1,8 +1,8 @@
 """Exact top-k and top-p without sorting the vocabulary.
 
 Order of likelihood: larger logit first, then smaller id. Logits come scaled: the likeliest is 0, excluded ones -inf.
-A full sort costs 250 ms for 16 x 49,152 on two CPU cores. `lax.top_k` of 128 costs 2, and settles most rows;
-for the others the cut is found by bisecting the bits of the logit, with a count or a sum per bit.
+A full sort costs 250 ms for 16 x 49,152 on two CPU cores. `lax.top_k` of 128 costs 2, and decides most rows. Others
+are drawn by `settle`, or, where the whole distribution is needed, cut by bisecting the bits of the logit.
 """
 
 from collections.abc import Callable
@@ -56,15 +56,41 @@ def candidates(
     return values, ids, settled | (count == scaled.shape[1])
 
 
+def settle(
+    scaled: Float[Array, "R V"],
+    noisy: Float[Array, "R V"],
+    token: Int[Array, "R"],
+    top_k: Int[Array, "R"],
+    top_p: Float[Array, "R"],
+) -> Int[Array, "R"]:
+    """The token with the largest `noisy` logit among those that top-k and top-p keep, without finding the cut.
+
+    Start from `token`, the largest of all. If the likelier tokens are too few to exclude it, it is kept and wins.
+    Otherwise it and all less likely ones are out: repeat among the likelier. Each round drops about half of the rest.
+    Where both limits apply, `scaled` must be -inf outside the top-k already.
+    """
+    weight = jnp.exp(scaled)
+    most = jnp.where(top_k > 0, top_k, scaled.shape[1])
+    target = jnp.where(top_p < 1.0, top_p * row_sum(weight), jnp.inf)
+    ids = ids_like(scaled)
+
+    def body(carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        token, done = carry
+        own = jnp.take_along_axis(scaled, token[:, None], axis=1)
+        likelier = (scaled > own) | ((scaled == own) & (ids < token[:, None]))
+        kept = (likelier.sum(axis=1) < most) & (row_sum(jnp.where(likelier, weight, 0.0)) < target)
+        done |= kept
+        _, following = first_max(jnp.where(likelier, noisy, -jnp.inf))
+        return jnp.where(done, token, following), done
+
+    done = (top_k == 0) & (top_p >= 1.0)
+    return lax.while_loop(lambda carry: ~jnp.all(carry[1]), body, (token, done))[0]
+
+
 def keep_top_k(scaled: Float[Array, "R V"], top_k: Int[Array, "R"]) -> Float[Array, "R V"]:
     """-inf outside the top_k likeliest of each row; 0 keeps all."""
     depth = _depth(scaled)
-
-    def probe(inside: Bool[Array, "R V"]) -> tuple[Bool[Array, "R"], Int[Array, "R"]]:
-        count = inside.sum(axis=1)
-        return count >= top_k, count
-
-    cut = _bisect(probe, depth, top_k > 0)
+    cut = _bisect(lambda inside: _reaches(inside, top_k), depth, top_k > 0, _INF_BITS)
     above = (depth < cut[:, None]).sum(axis=1)
     quota = jnp.where(top_k > 0, top_k, scaled.shape[1]) - above
     return _cut(scaled, depth, cut, quota)
@@ -80,7 +106,7 @@ def keep_top_p(scaled: Float[Array, "R V"], top_p: Float[Array, "R"]) -> Float[A
     def mass(inside: Bool[Array, "R V"]) -> Float[Array, "R"]:
         return row_sum(jnp.where(inside, weight, 0.0))
 
-    cut = _bisect(lambda inside: (mass(inside) >= target, inside.sum(axis=1)), depth, needed)
+    cut = _bisect(lambda inside: (mass(inside) >= target, inside.sum(axis=1)), depth, needed, _INF_BITS)
     short = target - mass(depth < cut[:, None])
     each = jnp.exp(-lax.bitcast_convert_type(cut, jnp.float32))
     quota = jnp.ceil(jnp.clip(short / jnp.maximum(each, 1e-30), 1.0, float(scaled.shape[1])))
@@ -96,11 +122,12 @@ def _bisect(
     probe: Callable[[Bool[Array, "R V"]], tuple[Bool[Array, "R"], Int[Array, "R"]]],
     depth: Int[Array, "R V"],
     needed: Bool[Array, "R"],
+    end: int,
 ) -> Int[Array, "R"]:
-    """A depth such that the tokens down to it are enough and those above it are not, in at most 31 rounds.
+    """A depth in [0, `end`] such that the tokens down to it are enough and those above it are not: at most 31 rounds.
 
     `probe(inside)` says whether these tokens are enough, and how many they are. A row ends early when only one token
-    is left between its bounds. Rows not needed, and rows where nothing is enough, get the depth of -inf.
+    is left between its bounds. Rows not needed, and rows where nothing is enough, get `end`.
     """
     rows, width = depth.shape
 
@@ -121,8 +148,8 @@ def _bisect(
         )
 
     start = (
-        jnp.where(needed, 0, _INF_BITS),
-        jnp.full(rows, _INF_BITS, jnp.int32),
+        jnp.where(needed, 0, end),
+        jnp.full(rows, end, jnp.int32),
         jnp.zeros(rows, jnp.int32),
         jnp.full(rows, width, jnp.int32),
     )
@@ -135,8 +162,16 @@ def _cut(
     """Keep what is above the cut and, of the tokens at the cut, the `quota` with the smallest ids."""
     tied = depth == cut[:, None]
 
-    def some() -> Bool[Array, "R V"]:
-        return jnp.cumsum(tied.astype(jnp.int32), axis=1) <= quota[:, None]
+    def limit() -> Int[Array, "R"]:
+        order = jnp.where(tied, ids_like(tied), scaled.shape[1])
+        return _bisect(lambda inside: _reaches(inside, quota), order, quota > 0, scaled.shape[1])
 
-    kept_ties = lax.cond(jnp.any(tied.sum(axis=1) > quota), some, lambda: jnp.ones_like(tied))
-    return jnp.where((depth < cut[:, None]) | (tied & kept_ties), scaled, -jnp.inf)
+    every = jnp.full(quota.shape, scaled.shape[1])
+    last_id = lax.cond(jnp.any(tied.sum(axis=1) > quota), limit, lambda: every)
+    kept_ties = tied & (ids_like(tied) <= last_id[:, None]) & (quota > 0)[:, None]
+    return jnp.where((depth < cut[:, None]) | kept_ties, scaled, -jnp.inf)
+
+
+def _reaches(inside: Bool[Array, "R V"], wanted: Int[Array, "R"]) -> tuple[Bool[Array, "R"], Int[Array, "R"]]:
+    count = inside.sum(axis=1)
+    return count >= wanted, count

@@ -48,13 +48,15 @@ def sample(
     when `has_mask`. Of the active rows no two may share a slot.
     """
     special = has_mask | changes_logits(state, rows)
+    drawn = rows.active & ~rows.greedy
 
-    def processed() -> tuple[Array, Array]:
-        x, empty = process(logits, state, rows, mask, has_mask)
+    def in_full() -> tuple[Array, Array]:
+        untouched = logits, jnp.zeros(logits.shape[0], bool)
+        x, empty = lax.cond(special, lambda: process(logits, state, rows, mask, has_mask), lambda: untouched)
         token, flags = choose(x, rows)
         return token, flags | jnp.where(empty, MASK_EMPTY, 0)
 
-    token, flags = lax.cond(special, processed, lambda: choose(logits, rows))
+    token, flags = lax.cond(special | jnp.any(drawn), in_full, lambda: likeliest(logits)[1:])
     wants_scores = processors.any_of(rows.active, rows.logprobs >= 0)
     scores = lax.cond(wants_scores, lambda: score(logits, token), lambda: no_scores(logits.shape[0]))
     logprob, rank, top_ids, top_logprobs = scores
@@ -92,55 +94,60 @@ def keep_nonempty(
     return jnp.where(empty[:, None], logits, processed), empty
 
 
+def likeliest(x: Float[Array, "R V"]) -> tuple[Float[Array, "R"], Int[Array, "R"], Int[Array, "R"]]:
+    """(largest logit, its token, NOT_FINITE flag) of each row."""
+    top, token = filters.first_max(x)
+    return top, token, jnp.where(jnp.isfinite(top), 0, NOT_FINITE)
+
+
 def choose(x: Float[Array, "R V"], rows: RowParams) -> tuple[Int[Array, "R"], Int[Array, "R"]]:
     """Token and NOT_FINITE flag of each row, from logits that were processed: the likeliest, or a draw."""
-    top, token = filters.first_max(x)
-    finite = jnp.isfinite(top)
-    drawn = rows.active & ~rows.greedy & finite
-    token = lax.cond(jnp.any(drawn), lambda: jnp.where(drawn, _draw(x, top, rows, drawn), token), lambda: token)
-    return token, jnp.where(finite, 0, NOT_FINITE)
+    top, token, flags = likeliest(x)
+    drawn = rows.active & ~rows.greedy & (flags == 0)
+    return lax.cond(jnp.any(drawn), lambda: _draw(x, top, token, rows, drawn), lambda: token), flags
 
 
-def _draw(x: Float[Array, "R V"], top: Float[Array, "R"], rows: RowParams, drawn: Bool[Array, "R"]) -> Int[Array, "R"]:
-    """A token of each row by its probabilities after temperature, min-p, top-k and top-p."""
-    scaled = processors.scale(x, jnp.where(jnp.isfinite(top), top, 0.0), rows)
+def _draw(
+    x: Float[Array, "R V"], top: Float[Array, "R"], token: Int[Array, "R"], rows: RowParams, drawn: Bool[Array, "R"]
+) -> Int[Array, "R"]:
+    """`token`, and in the rows `drawn` one by the probabilities after temperature, min-p, top-k and top-p."""
+    scaled = _scaled(x, top, rows)
     keys = row_keys(rows.seed, rows.index)
     limited = drawn & ((rows.top_k > 0) | (rows.top_p < 1.0))
 
     def from_candidates() -> tuple[Array, Array]:
-        values, ids, settled = filters.candidates(scaled, rows.top_k, rows.top_p)
-        # the smallest id among equals, as `first_max` takes it
+        values, ids, decided = filters.candidates(scaled, rows.top_k, rows.top_p)
         noisy = values + gumbel(keys, ids)
         best = noisy == noisy.max(axis=1)[:, None]
-        return jnp.where(best, ids, x.shape[1]).min(axis=1), settled
+        smallest = jnp.where(best, ids, x.shape[1]).min(axis=1)
+        decided &= limited
+        return jnp.where(decided, smallest, token), drawn & ~decided
 
-    def nothing() -> tuple[Array, Array]:
-        return jnp.zeros(x.shape[0], jnp.int32), jnp.zeros(x.shape[0], bool)
-
-    token, settled = lax.cond(jnp.any(limited), from_candidates, nothing)
-    settled &= limited
-    rest = drawn & ~settled
+    token, rest = lax.cond(jnp.any(limited), from_candidates, lambda: (token, drawn))
 
     def from_all() -> Int[Array, "R"]:
-        kept = lax.cond(jnp.any(rest & limited), lambda: _limit(scaled, rows, rest & limited), lambda: scaled)
+        top_k, top_p = jnp.where(rest, rows.top_k, 0), jnp.where(rest, rows.top_p, 1.0)
+        both = (top_k > 0) & (top_p < 1.0)
+        kept = lax.cond(jnp.any(both), lambda: filters.keep_top_k(scaled, jnp.where(both, top_k, 0)), lambda: scaled)
         noisy = lax.optimization_barrier(kept + gumbel(keys, filters.ids_like(kept)))
-        return jnp.where(settled, token, filters.first_max(noisy)[1])
+        best = filters.first_max(noisy)[1]
+        best = lax.cond(jnp.any(rest & limited), lambda: filters.settle(kept, noisy, best, top_k, top_p), lambda: best)
+        return jnp.where(rest, best, token)
 
     return lax.cond(jnp.any(rest), from_all, lambda: token)
 
 
-def _limit(scaled: Float[Array, "R V"], rows: RowParams, which: Bool[Array, "R"]) -> Float[Array, "R V"]:
-    """-inf outside top-k and top-p, in the rows `which`."""
-    top_k, top_p = jnp.where(which, rows.top_k, 0), jnp.where(which, rows.top_p, 1.0)
-    kept = lax.cond(jnp.any(top_k > 0), lambda: filters.keep_top_k(scaled, top_k), lambda: scaled)
-    return lax.cond(jnp.any(top_p < 1.0), lambda: filters.keep_top_p(kept, top_p), lambda: kept)
+def _scaled(x: Float[Array, "R V"], top: Float[Array, "R"], rows: RowParams) -> Float[Array, "R V"]:
+    return processors.scale(x, jnp.where(jnp.isfinite(top), top, 0.0), rows)
 
 
 def probabilities(x: Float[Array, "R V"], rows: RowParams) -> Float[Array, "R V"]:
     """The distribution that `choose` draws from, of processed logits; a greedy row is all on its likeliest token."""
     top, token = filters.first_max(x)
-    scaled = processors.scale(x, jnp.where(jnp.isfinite(top), top, 0.0), rows)
-    kept = _limit(scaled, rows, rows.active & ~rows.greedy)
+    drawn = rows.active & ~rows.greedy
+    kept, top_k, top_p = _scaled(x, top, rows), jnp.where(drawn, rows.top_k, 0), jnp.where(drawn, rows.top_p, 1.0)
+    kept = lax.cond(jnp.any(top_k > 0), lambda: filters.keep_top_k(kept, top_k), lambda: kept)
+    kept = lax.cond(jnp.any(top_p < 1.0), lambda: filters.keep_top_p(kept, top_p), lambda: kept)
     weight = jnp.exp(kept)
     chosen = (filters.ids_like(x) == token[:, None]).astype(jnp.float32)
     return jnp.where(rows.greedy[:, None], chosen, weight / filters.row_sum(weight)[:, None])
