@@ -2,14 +2,22 @@
 
 from pallas_kernels.cpu_native.attention import latent_paged_attention, ragged_paged_attention
 from pallas_kernels.cpu_native.load import Native, native
-from pallas_kernels.cpu_native.matmul import gguf_matmul, matmul, quantised_matmul
+from pallas_kernels.cpu_native.matmul import (
+    gguf_matmul,
+    grouped_matmul,
+    matmul,
+    quantised_grouped_matmul,
+    quantised_matmul,
+)
 
 __all__ = [
     "Native",
     "gguf_matmul",
+    "grouped_matmul",
     "latent_paged_attention",
     "matmul",
     "native",
+    "quantised_grouped_matmul",
     "quantised_matmul",
     "ragged_paged_attention",
 ]

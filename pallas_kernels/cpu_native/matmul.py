@@ -68,22 +68,8 @@ def quantised_matmul(
     """
     if packed.ndim == 2:
         packed, scale = packed[None], scale[None]
-    if x.ndim != 2 or packed.ndim != 3 or packed.dtype.name not in ("int8", "int32"):
-        raise ValueError(f"x must be [T, M], packed int8 or int32 [L, N, ...]; got {x.shape}, {packed.shape}")
-    depth = x.shape[1]
-    layers, columns, width = packed.shape
-    if packed.dtype.name == "int8":
-        if width != depth or scale.shape != (layers, columns):
-            raise ValueError(f"int8 {packed.shape} times x {x.shape} takes a scale [L, N], got {scale.shape}")
-        return _call(x, packed, scale[:, None], layer, "int8", out_dtype, isa)
-    group = depth // max(scale.shape[-1], 1)
-    fits = scale.ndim == 3 and scale.shape[:2] == (layers, columns) and group * scale.shape[-1] == depth
-    if width * 8 != depth or not fits or group not in (32, 64, 128):
-        raise ValueError(
-            f"int4 {packed.shape} times x {x.shape} takes scales [L, N, M/group] in groups of 32, 64 or 128,"
-            f" got {scale.shape}"
-        )
-    return _call(x, packed, scale, layer, "int4", out_dtype, isa)
+    scale, format = _check_packed(x, packed, scale)
+    return _call(x, packed, scale, layer, format, out_dtype, isa)
 
 
 def gguf_matmul(
@@ -120,11 +106,89 @@ def gguf_matmul(
     return _call(x, blocks, none, layer, format, out_dtype, isa)
 
 
-def _call(x, w, scale, layer, format, out_dtype, isa) -> Array:
+def grouped_matmul(
+    x: Float[Array, "T M"],
+    w: Float[Array, "L E N M"],
+    group_sizes: Int[Array, " E"],
+    layer: Int[Array, ""] | int = 0,
+    *,
+    out_dtype: jnp.dtype | type | None = None,
+    isa: str = "auto",
+) -> Float[Array, "T N"]:
+    """Multiplies each run of rows with its own expert's matrix; experts without rows are not read.
+
+    Args:
+      x: float32 or bfloat16; the first group_sizes[0] rows are of expert 0, and so on. Rows after all groups give 0.
+      w: float32 or bfloat16; L may be left out.
+      group_sizes: int32; a negative size or a sum above T is an error at run time.
+      layer, out_dtype, isa: as in `matmul`, whose invariance also holds.
+
+    Raises:
+      ValueError: shapes or dtypes do not fit.
+      NotImplementedError: there is no native library here, or not this instruction set.
+    """
+    w = w[None] if w.ndim == 3 else w
+    if x.ndim != 2 or w.ndim != 4 or x.shape[1] != w.shape[3] or group_sizes.shape != w.shape[1:2]:
+        raise ValueError(
+            f"grouped_matmul takes x [T, M], w [L, E, N, M] and group_sizes [E], got {x.shape}, {w.shape} and"
+            f" {group_sizes.shape}"
+        )
+    if w.dtype.name not in _TYPES:
+        raise ValueError(f"grouped_matmul takes weights in {' or '.join(_TYPES)}, got {w.dtype}")
+    flat = w.reshape(-1, *w.shape[2:])
+    none = jnp.zeros((flat.shape[0], 0, 0), jnp.float32)
+    return _call(x, flat, none, layer, w.dtype.name, out_dtype, isa, group_sizes)
+
+
+def quantised_grouped_matmul(
+    x: Float[Array, "T M"],
+    packed: Int[Array, "L E N M_packed"],
+    scale: Float[Array, "L E N *groups"],
+    group_sizes: Int[Array, " E"],
+    layer: Int[Array, ""] | int = 0,
+    *,
+    out_dtype: jnp.dtype | type | None = None,
+    isa: str = "auto",
+) -> Float[Array, "T N"]:
+    """`grouped_matmul` with weights stored as for `quantised_matmul`, an axis of experts after the layers."""
+    if packed.ndim == 3:
+        packed, scale = packed[None], scale[None]
+    if packed.ndim != 4 or scale.shape[:2] != packed.shape[:2] or group_sizes.shape != packed.shape[1:2]:
+        raise ValueError(
+            f"packed must be [L, E, N, ...] with scales [L, E, N, ...] and group_sizes [E], got {packed.shape},"
+            f" {scale.shape} and {group_sizes.shape}"
+        )
+    packed, scale = packed.reshape(-1, *packed.shape[2:]), scale.reshape(-1, *scale.shape[2:])
+    scale, format = _check_packed(x, packed, scale)
+    return _call(x, packed, scale, layer, format, out_dtype, isa, group_sizes)
+
+
+def _check_packed(x, packed, scale) -> tuple[Array, str]:
+    """The scale as the custom call takes it, [L, N or 1, ...], and the name of the format."""
+    if x.ndim != 2 or packed.ndim != 3 or packed.dtype.name not in ("int8", "int32"):
+        raise ValueError(f"x must be [T, M], packed int8 or int32 [L, N, ...]; got {x.shape}, {packed.shape}")
+    depth = x.shape[1]
+    layers, columns, width = packed.shape
+    if packed.dtype.name == "int8":
+        if width != depth or scale.shape != (layers, columns):
+            raise ValueError(f"int8 {packed.shape} times x {x.shape} takes a scale [L, N], got {scale.shape}")
+        return scale[:, None], "int8"
+    group = depth // max(scale.shape[-1], 1)
+    fits = scale.ndim == 3 and scale.shape[:2] == (layers, columns) and group * scale.shape[-1] == depth
+    if width * 8 != depth or not fits or group not in (32, 64, 128):
+        raise ValueError(
+            f"int4 {packed.shape} times x {x.shape} takes scales [L, N, M/group] in groups of 32, 64 or 128,"
+            f" got {scale.shape}"
+        )
+    return scale, "int4"
+
+
+def _call(x, w, scale, layer, format, out_dtype, isa, group_sizes=None) -> Array:
     out = jnp.dtype(out_dtype or x.dtype)
     for name, dtype in (("x", x.dtype), ("scale", scale.dtype), ("out_dtype", out)):
         if dtype.name not in _TYPES:
             raise ValueError(f"{name} must be {' or '.join(_TYPES)}, got {dtype}")
     require(isa)
     call = jax.ffi.ffi_call("ti_matmul", jax.ShapeDtypeStruct((x.shape[0], w.shape[1]), out))
-    return call(x, w, scale, jnp.asarray(layer, jnp.int32), format=format, isa=isa)
+    group_sizes = jnp.zeros((0,), jnp.int32) if group_sizes is None else group_sizes.astype(jnp.int32)
+    return call(x, w, scale, jnp.asarray(layer, jnp.int32), group_sizes, format=format, isa=isa)

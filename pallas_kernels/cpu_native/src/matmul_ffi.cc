@@ -1,6 +1,8 @@
 // XLA custom call "ti_matmul".
 #include <algorithm>
+#include <cstring>
 #include <string>
+#include <vector>
 
 #include "call.h"
 #include "kernels.h"
@@ -11,24 +13,52 @@ namespace {
 
 int64_t round_up(int64_t a, int64_t b) { return (a + b - 1) / b * b; }
 
-// Tasks are rectangles of about 64 KiB of weights (few rows) or 128 rows by 96 columns (many).
-void run(ffi::ThreadPool& pool, const ti::Kernels& kernels, ti::Matmul& m) {
+// Rows [row, row + rows) of x go with matrix `index` of the stack.
+struct Group {
+  int64_t index, row, rows;
+};
+
+// Matrices of a stack, how far apart they lie, and the groups of rows that use them.
+struct Stack {
+  const uint8_t* w;
+  const char* scale;
+  int64_t w_stride, scale_stride;
+  std::vector<Group> groups;
+};
+
+struct Tile {
+  const Group* group;
+  int64_t row0, row1, column0, column1;
+};
+
+// Tiles are about 64 KiB of weights (few rows) or 128 rows by 96 columns (many).
+std::vector<Tile> tiles_of(const ti::Matmul& m, const Stack& stack) {
+  std::vector<Tile> tiles;
+  for (const Group& group : stack.groups) {
+    bool few = group.rows <= 16;
+    int64_t columns = few ? round_up(std::max<int64_t>(1, 65536 / m.row_bytes), 24) : 96;
+    int64_t rows = few ? 16 : 128, end = group.row + group.rows;
+    for (int64_t c = 0; c < m.columns; c += columns)
+      for (int64_t r = group.row; r < end; r += rows)
+        tiles.push_back({&group, r, std::min(end, r + rows), c, std::min(m.columns, c + columns)});
+  }
+  return tiles;
+}
+
+void run(ffi::ThreadPool& pool, const ti::Kernels& kernels, ti::Matmul& m, const Stack& stack) {
   m.packed_depth = round_up(m.depth, 32);
   m.packed_x = ti::scratch<float, 0>(m.rows * m.packed_depth);
-  if (m.rows <= 16) {
-    kernels.matmul_pack(m, 0, m.rows);
-  } else {
-    int64_t tasks = (m.rows + 31) / 32;
-    ti::parallel_for(pool, tasks, [&](int64_t i) {
-      kernels.matmul_pack(m, i * 32, std::min(m.rows, i * 32 + 32));
-    });
-  }
-  int64_t columns = m.rows <= 16 ? round_up(std::max<int64_t>(1, 65536 / m.row_bytes), 24) : 96;
-  int64_t rows = m.rows <= 16 ? m.rows : 128;
-  int64_t across = (m.columns + columns - 1) / columns, down = (m.rows + rows - 1) / rows;
-  ti::parallel_for(pool, across * down, [&](int64_t i) {
-    int64_t c = i / down * columns, r = i % down * rows;
-    kernels.matmul_tile(m, r, std::min(m.rows, r + rows), c, std::min(m.columns, c + columns));
+  constexpr int64_t together = 32;
+  ti::parallel_for(pool, (m.rows + together - 1) / together, [&](int64_t i) {
+    kernels.matmul_pack(m, i * together, std::min(m.rows, (i + 1) * together));
+  });
+  std::vector<Tile> tiles = tiles_of(m, stack);
+  ti::parallel_for(pool, static_cast<int64_t>(tiles.size()), [&](int64_t i) {
+    const Tile& tile = tiles[i];
+    ti::Matmul one = m;
+    one.w = stack.w + tile.group->index * stack.w_stride;
+    one.scale = stack.scale + tile.group->index * stack.scale_stride;
+    kernels.matmul_tile(one, tile.row0, tile.row1, tile.column0, tile.column1);
   });
 }
 
@@ -47,9 +77,31 @@ int64_t layer_bytes(const ffi::AnyBuffer& stack) {
   return stack.dimensions()[0] == 0 ? 0 : static_cast<int64_t>(stack.size_bytes()) / stack.dimensions()[0];
 }
 
+// One group of all rows, or those of group_sizes [E] with a stack of layers of E matrices. Returns what is wrong.
+std::string group_rows(const ti::Matmul& m, int64_t layer, int64_t matrices, const ffi::Buffer<ffi::S32>& group_sizes,
+                       Stack* stack) {
+  int64_t experts = static_cast<int64_t>(group_sizes.element_count()), each = std::max<int64_t>(1, experts);
+  if (layer < 0 || layer >= matrices / each)
+    return "layer " + std::to_string(layer) + " is outside [0, " + std::to_string(matrices / each) + ")";
+  if (experts == 0) {
+    stack->groups.push_back({layer, 0, m.rows});
+    return "";
+  }
+  int64_t row = 0;
+  for (int64_t e = 0; e < experts; ++e) {
+    int64_t rows = group_sizes.typed_data()[e];
+    if (rows < 0 || row + rows > m.rows)
+      return "group_sizes[" + std::to_string(e) + "] = " + std::to_string(rows) + " is negative or passes the " +
+             std::to_string(m.rows) + " rows of x";
+    if (rows > 0) stack->groups.push_back({layer * experts + e, row, rows});
+    row += rows;
+  }
+  return "";
+}
+
 ffi::Error matmul(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer w, ffi::AnyBuffer scale,
-                  ffi::Buffer<ffi::S32> layer, ffi::Result<ffi::AnyBuffer> y, std::string_view format,
-                  std::string_view isa) {
+                  ffi::Buffer<ffi::S32> layer, ffi::Buffer<ffi::S32> group_sizes, ffi::Result<ffi::AnyBuffer> y,
+                  std::string_view format, std::string_view isa) {
   const ti::Kernels* kernels = ti::select_kernels(isa);
   if (kernels == nullptr) return ti::no_kernels(isa);
   ti::Matmul m = {};
@@ -76,16 +128,19 @@ ffi::Error matmul(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer w, ffi:
   if (!ti::float_type_of(x.element_type(), &m.x_type) || !ti::float_type_of(scale.element_type(), &m.scale_type) ||
       !ti::float_type_of(y->element_type(), &m.y_type))
     return ffi::Error::InvalidArgument("matmul: x, scale and y must be float32 or bfloat16");
-  int64_t index = *layer.typed_data();
-  if (index < 0 || index >= ws[0])
-    return ffi::Error::InvalidArgument("matmul: layer " + std::to_string(index) + " is outside [0, " +
-                                       std::to_string(ws[0]) + ")");
+  Stack stack = {static_cast<const uint8_t*>(w.untyped_data()), static_cast<const char*>(scale.untyped_data()),
+                 layer_bytes(w), layer_bytes(scale), {}};
+  std::string wrong = group_rows(m, *layer.typed_data(), ws[0], group_sizes, &stack);
+  if (!wrong.empty()) return ffi::Error::InvalidArgument("matmul: " + wrong);
   m.x = x.untyped_data();
-  m.w = static_cast<const uint8_t*>(w.untyped_data()) + index * layer_bytes(w);
-  m.scale = static_cast<const char*>(scale.untyped_data()) + index * layer_bytes(scale);
   m.y = y->untyped_data();
   if (m.rows == 0 || m.columns == 0) return ffi::Error::Success();
-  return ti::guarded([&] { run(pool, *kernels, m); });
+  return ti::guarded([&] {
+    run(pool, *kernels, m, stack);
+    int64_t used = stack.groups.empty() ? 0 : stack.groups.back().row + stack.groups.back().rows;
+    size_t row = y->size_bytes() / m.rows;
+    std::memset(static_cast<char*>(m.y) + used * row, 0, (m.rows - used) * row);
+  });
 }
 
 }  // namespace
@@ -97,6 +152,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(ti_matmul, matmul,
                                   .Arg<ffi::AnyBuffer>()
                                   .Arg<ffi::AnyBuffer>()
                                   .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::Buffer<ffi::S32>>()
                                   .Arg<ffi::Buffer<ffi::S32>>()
                                   .Ret<ffi::AnyBuffer>()
                                   .Attr<std::string_view>("format")
