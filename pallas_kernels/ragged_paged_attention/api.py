@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.common.backends import choose_backend
-from pallas_kernels.ragged_paged_attention import gpu, reference, tpu
+from pallas_kernels.ragged_paged_attention import cpu, gpu, reference, tpu
 from pallas_kernels.ragged_paged_attention.checks import check_options, check_shapes
 
 
@@ -72,11 +72,13 @@ def ragged_paged_attention(
         "reference": lambda: None,
         "tpu": lambda: tpu.refusal(q, k, kv_pool, page_table),
         "gpu": lambda: gpu.refusal(q, k, kv_pool, page_table),
+        "cpu": lambda: cpu.refusal(q, kv_pool),
     }
     run = {
         "reference": reference.ragged_paged_attention,
         "tpu": partial(tpu.ragged_paged_attention, interpret=interpret),
         "gpu": partial(gpu.ragged_paged_attention, interpret=interpret),
+        "cpu": cpu.ragged_paged_attention,
     }[choose_backend("ragged_paged_attention", backend, refusals)]
     return run(
         q,

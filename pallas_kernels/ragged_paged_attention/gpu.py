@@ -2,12 +2,12 @@
 
 from functools import partial
 
-import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.common.varying import result_like, vary_together
 from pallas_kernels.ragged_paged_attention.gpu_kernel import LOWEST, Plan, attend_kernel, write_kernel
 from pallas_kernels.ragged_paged_attention.items import token_places, work_items
 from pallas_kernels.ragged_paged_attention.values import interleave
@@ -109,57 +109,50 @@ def _write(rows, pool, layer, kv_lens, page_table, cu_q_lens, num_seqs, plan, in
     page, slot = token_places(rows.shape[0], plan.page_size, kv_lens, page_table, cu_q_lens, num_seqs)
     width = 2 * plan.kv_heads * plan.lanes
     flat = pool.reshape(-1, width)
+    operands = vary_together(layer[None], page, slot, rows.reshape(-1, width), flat)
     written = pl.pallas_call(
         partial(write_kernel, plan=plan),
-        out_shape=jax.ShapeDtypeStruct(flat.shape, flat.dtype),
+        out_shape=result_like(flat.shape, flat.dtype, *operands),
         grid=(rows.shape[0],),
         input_output_aliases={4: 0},
         compiler_params=plgpu.CompilerParams(num_warps=4),
         interpret=interpret,
         name="write_pages",
-    )(layer[None], page, slot, rows.reshape(-1, width), flat)
+    )(*operands)
     return written.reshape(pool.shape)
 
 
 def _attend(operands, layer, out, first, last, plan, *, interpret):
     """`out` with the rows of the sequences in [first, last) filled in."""
-    cu_q_lens, q = operands[2], operands[4]
-    rows, dim = out.shape
-    tokens = rows // plan.heads
-    sequence, offset, count = work_items(cu_q_lens, first, last, plan.block_q, tokens)
+    *lengths, sinks, q, pool = operands
+    if plan.partial:  # of each sequence one token, which come first
+        q = q[: lengths[0].shape[0] * plan.heads]
+    rows, dim = q.shape
+    sequence, offset, count = work_items(lengths[2], first, last, plan.block_q, rows // plan.heads)
     meta = jnp.stack([layer, count]).astype(jnp.int32)
-    shape = jax.ShapeDtypeStruct(out.shape, out.dtype)
-    start, aliases = out, {9: 0}
+    start = jnp.zeros((1,), jnp.float32) if plan.partial else out
+    args = vary_together(meta, sequence, offset, *lengths, sinks, q, pool, start)
+    shapes = [(out.shape, out.dtype)]
     if plan.partial:
-        shape = [
-            jax.ShapeDtypeStruct((plan.splits * rows, dim), jnp.float32),
-            *[jax.ShapeDtypeStruct((plan.splits * rows,), jnp.float32)] * 2,
-        ]
-        start, aliases = jnp.zeros((1,), jnp.float32), {}
+        shapes = [((plan.splits * rows, *rest), jnp.float32) for rest in ((dim,), (), ())]
     result = pl.pallas_call(
         partial(attend_kernel, plan=plan),
-        out_shape=shape,
+        out_shape=[result_like(shape, dtype, *args) for shape, dtype in shapes],
         grid=(sequence.shape[0], plan.kv_heads, plan.splits),
-        input_output_aliases=aliases,
+        input_output_aliases={} if plan.partial else {len(args) - 1: 0},
         compiler_params=plgpu.CompilerParams(num_warps=4, num_stages=2),
         interpret=interpret,
         name=f"ragged_paged_attention_{'decode' if plan.partial else 'prefill'}",
-    )(meta, sequence, offset, *operands, start)
-    if not plan.partial:
-        return result
-    return _combine(*result, plan, last, out, q)
+    )(*args)
+    return _combine(*result, plan, last, out) if plan.partial else result[0]
 
 
-def _combine(acc, peaks, totals, plan, decode, out, q):
+def _combine(acc, peaks, totals, plan, decode, out):
     """`out` with the quotient over all splits for the first `decode` tokens; nothing was stored for others."""
-    rows, dim = q.shape
-    acc, peaks, totals = (
-        acc.reshape(plan.splits, rows, dim),
-        *(x.reshape(plan.splits, rows) for x in (peaks, totals)),
-    )
-    top = peaks.max(0)
-    weight = jnp.exp(peaks - top[None])
+    acc, peaks, totals = (x.reshape(plan.splits, -1, *x.shape[1:]) for x in (acc, peaks, totals))
+    weight = jnp.exp(peaks - peaks.max(0)[None])
     total = (totals * weight).sum(0)
     value = (acc * weight[..., None]).sum(0) / jnp.where(total > 0, total, 1.0)[:, None]
+    rows = value.shape[0]
     mine = jnp.arange(rows) < decode * plan.heads
-    return jnp.where(mine[:, None], value.astype(out.dtype), out)
+    return out.at[:rows].set(jnp.where(mine[:, None], value.astype(out.dtype), 0))

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.common.varying import vary_like
 from pallas_kernels.ragged_paged_attention.items import token_places
 from pallas_kernels.ragged_paged_attention.masks import first_visible
 from pallas_kernels.ragged_paged_attention.values import interleave
@@ -150,6 +151,7 @@ def _attend(
     n, queries, _, group, _ = q.shape
     shape = (n, kv_heads, group, queries)
     carry = (jnp.full(shape, LOWEST), jnp.zeros(shape), jnp.zeros((*shape, dim)))
+    carry = tuple(vary_like(x, q, pool, position, page_table, layer) for x in carry)
     peak, total, acc = lax.fori_loop(0, steps, body, carry)
     if sinks is not None:
         sink = jnp.broadcast_to(sinks[None, :, :, None], shape)

@@ -2,12 +2,12 @@
 
 from functools import partial
 
-import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.common.varying import result_like, vary_together
 from pallas_kernels.ragged_paged_attention.blocks import BlockSizes, choose_blocks, vmem_bytes
 from pallas_kernels.ragged_paged_attention.items import work_items
 from pallas_kernels.ragged_paged_attention.tpu_kernel import LANES, LOWEST, Plan, kernel
@@ -122,12 +122,13 @@ def _launch(
     start = jnp.tile(start.reshape(plan.kv_heads, plan.group, 1), (1, block_q, LANES))
     meta = jnp.stack([layer, first, last, count]).astype(jnp.int32)
     scalars = (meta, sequence, offset, kv_lens, page_table.reshape(-1), cu_q_lens)
+    operands = vary_together(*scalars, start, q, new, pool, out)
     anywhere = pl.BlockSpec(memory_space=pl.ANY)
     queries = pltpu.VMEM((2, plan.kv_heads, block_q, plan.group, 1, plan.dim), jnp.float32)
     state = pltpu.VMEM((plan.kv_heads, plan.rows, LANES), jnp.float32)
     return pl.pallas_call(
         partial(kernel, plan=plan),
-        out_shape=(jax.ShapeDtypeStruct(out.shape, out.dtype), jax.ShapeDtypeStruct(pool.shape, pool.dtype)),
+        out_shape=tuple(result_like(x.shape, x.dtype, *operands) for x in (out, pool)),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=len(scalars),
             grid=(1,),
@@ -150,4 +151,4 @@ def _launch(
         compiler_params=pltpu.CompilerParams(vmem_limit_bytes=vmem_bytes(pool, plan.rows, plan.pages)),
         interpret=pltpu.InterpretParams(detect_races=True) if plan.interpret else False,
         name=f"ragged_paged_attention_{'decode' if block_q == 1 else 'prefill'}",
-    )(*scalars, start, q, new, pool, out)
+    )(*operands)

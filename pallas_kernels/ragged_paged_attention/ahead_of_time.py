@@ -1,0 +1,78 @@
+"""Compiles the operation for a device that is not here, in a scan over the layers of a pool, as models do."""
+
+from dataclasses import dataclass
+from math import prod
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
+
+from pallas_kernels.ragged_paged_attention.api import ragged_paged_attention
+from pallas_kernels.ragged_paged_attention.arg_specs import ArgSpec
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A bucket: padded sequences and query tokens; max_q_len as the op takes it."""
+
+    sequences: int
+    tokens: int
+    max_q_len: int | None
+
+
+DECODE = Batch(64, 64, 1)
+PREFILL = Batch(16, 512, None)
+POOL_BYTES = 2**31
+
+
+def pages_of(spec: ArgSpec) -> int:
+    """Pages that make a pool of about POOL_BYTES."""
+    lanes = -(-spec.dim // 128) * 128
+    row = 2 * spec.kv_heads * lanes * jnp.dtype(spec.pool_dtype).itemsize
+    return POOL_BYTES // (spec.layers * spec.page_size * row)
+
+
+def compile_layers(
+    spec: ArgSpec, batch: Batch, device: jax.Device, backend: str
+) -> tuple[jax.stages.Compiled, jax.ShapeDtypeStruct]:
+    """The compiled scan and the pool that it updates in place.
+
+    Args:
+      device: from `sharding.topologies`. backend: `tpu` or `gpu`.
+    """
+    mesh = Mesh([device], ("x",))
+    sequences = batch.sequences if spec.max_len <= 2**20 else 4
+    args = spec.abstract(backend, sequences, max(batch.tokens, sequences), pages_of(spec))
+    sinks = jax.ShapeDtypeStruct((spec.heads,), jnp.float32)
+    q, k, v, pool, _, *lengths = args
+
+    def layers(pool, q, k, v, sinks, *lengths):
+        def body(carry, layer):
+            x, pool = carry
+            x, pool = ragged_paged_attention(
+                x,
+                k,
+                v,
+                pool,
+                layer,
+                *lengths,
+                backend=backend,
+                sinks=sinks if spec.sinks else None,
+                max_q_len=batch.max_q_len,
+                **spec.keywords(),
+            )
+            return (x, pool), None
+
+        return jax.lax.scan(body, (q, pool), jnp.arange(spec.layers, dtype=jnp.int32))[0]
+
+    mapped = jax.shard_map(layers, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec())
+    compiled = jax.jit(mapped, donate_argnums=0).lower(pool, q, k, v, sinks, *lengths).compile()
+    return compiled, pool
+
+
+def pool_copies(compiled: jax.stages.Compiled, pool: jax.ShapeDtypeStruct) -> list[str]:
+    """Lines of the compiled program that copy an array of the size of the pool."""
+    shape = ",".join(map(str, pool.shape))
+    flat = str(prod(pool.shape[:-1]))
+    lines = [line for line in compiled.as_text().splitlines() if " copy(" in line or "copy-start(" in line]
+    return [line for line in lines if f"[{shape}]" in line or f"[{flat}," in line]
