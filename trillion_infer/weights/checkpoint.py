@@ -93,6 +93,12 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
 
 
 def _open_directory(where: Path) -> Checkpoint:
+    if (where / "layout.json").is_file():
+        from trillion_infer.weights.orbax import OrbaxCheckpoint
+
+        return OrbaxCheckpoint(where)
+    if (where / "params").is_dir():
+        raise ModelLoadError(f"{where} is an unfinished conversion (params/ without layout.json); run convert.py again")
     if (where / "config.json").is_file():
         from trillion_infer.weights.hf_directory import open_hf_directory
 

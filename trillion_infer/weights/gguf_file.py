@@ -62,6 +62,7 @@ class GGUFFile:
         cursor = _Cursor(memoryview(self.mapped.bytes), 24)
         try:
             self.metadata: Mapping[str, Any] = _Metadata({cursor.string(): cursor.value() for _ in range(keys)})
+            self.metadata_end = cursor.at
             rows = [_tensor_row(cursor) for _ in range(tensors)]
         except (struct.error, IndexError, OverflowError, UnicodeDecodeError) as error:
             raise ModelLoadError(
@@ -79,6 +80,13 @@ class GGUFFile:
         """Packed blocks of a tensor as a read-only uint8 view, `shape[:-1] + (bytes of a row,)`."""
         t = self.tensors[name]
         return self.mapped.bytes[t.begin : t.end].reshape(*t.shape[:-1], -1)
+
+
+def write_metadata_only(source: Path, target: Path) -> None:
+    """Copies a GGUF without its tensors: tokenizer and chat template in a file of their own."""
+    file = GGUFFile(source)
+    head = struct.pack("<4sIQQ", b"GGUF", 3, 0, len(file.metadata))
+    target.write_bytes(head + file.mapped.bytes[24 : file.metadata_end].tobytes())
 
 
 class _Cursor:

@@ -3,7 +3,7 @@
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
@@ -15,40 +15,20 @@ from jax.sharding import Sharding, SingleDeviceSharding
 
 from trillion_infer.weights.cast import copy_into
 from trillion_infer.weights.checkpoint import Checkpoint
+from trillion_infer.weights.orbax import OrbaxCheckpoint
 from trillion_infer.weights.pieces import Bounds, Piece, pieces
 from trillion_infer.weights.plan import LoadPlan, Region, plan_load
 from trillion_infer.weights.quant_checkpoint import QuantisedCheckpoint
 from trillion_infer.weights.quant_load import split_quantised
 from trillion_infer.weights.random_init import init_params as init_params
+from trillion_infer.weights.report import LoadReport as LoadReport
+from trillion_infer.weights.report import Progress
 from trillion_infer.weights.shards import ByteBudget, Fill, HostShard, Shard, StagedShard
 from trillion_infer.weights.spec import ParamSpec
-
-Progress = Callable[[int, int], None]
 
 BLOCK_BYTES = 32 << 20  # largest copy at a time
 STAGED_BYTES = 512 << 20  # blocks on their way to devices, all threads together
 WHOLE_BYTES = 1 << 20  # smaller shards are collected on the host and sent at once
-
-
-@dataclass(frozen=True)
-class LoadReport:
-    """What a load read (bytes of the files, this process's part), and how it judged the other tensors.
-
-    `missing` and `unexpected` are empty after a load: either is an error. `tied` heads are read from the embedding;
-    `skipped` tensors are known and not used.
-    """
-
-    bytes: int
-    seconds: float
-    missing: tuple[str, ...] = ()
-    unexpected: tuple[str, ...] = ()
-    tied: tuple[str, ...] = ()
-    skipped: tuple[str, ...] = ()
-
-    @property
-    def gb_s(self) -> float:
-        """Gigabytes (10^9) of checkpoint a second."""
-        return self.bytes / self.seconds / 1e9 if self.seconds else 0.0
 
 
 def load_params(
@@ -73,9 +53,12 @@ def load_params(
     `keep_quantised` returns weights that the checkpoint holds quantised as `QuantisedTensor`s where their layout allows
     (see `split_quantised`); otherwise, and for GGUF, they are decoded.
     `staged` forces filling on the device block by block, or not; None does so except on CPU devices.
-    Raises ModelLoadError before anything is placed when names, shapes or dtypes do not fit.
+    A checkpoint in final layout is restored as it was written; `ignore`, `tied`, `threads` and `keep_quantised` have
+    been dealt with then. Raises ModelLoadError before anything is placed when names, shapes or dtypes do not fit.
     """
     begun = time.perf_counter()
+    if isinstance(checkpoint, OrbaxCheckpoint):
+        return checkpoint.restore(specs, shardings, dtype, progress)
     if keep_quantised and isinstance(checkpoint, QuantisedCheckpoint):
         kept = split_quantised(specs, shardings, checkpoint)
         parts, report = load_params(
