@@ -7,7 +7,7 @@ import jax
 PLATFORM_ORDER = {
     "tpu": ("tpu", "reference"),
     "gpu": ("gpu", "reference"),
-    "cpu": ("reference",),
+    "cpu": ("cpu", "reference"),
 }
 
 

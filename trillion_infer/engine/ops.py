@@ -3,6 +3,7 @@
 import jax
 from jax.sharding import Mesh
 
+from pallas_kernels.cpu_native import native
 from trillion_infer.layers.context import Ops
 
 
@@ -10,8 +11,8 @@ def choose_ops(mesh: Mesh, dtype: str, attention: str = "auto", interpret: bool 
     """Ops for a mesh and a parameter dtype.
 
     On CPU activations are float32 whatever the weights: XLA's bfloat16 arithmetic there is slower (except large
-    products on cores with AMX) and less exact. On one CPU device the native kernels read weights and pages in
-    place, if they can be built; XLA serves otherwise.
+    products on cores with AMX) and less exact. The native kernels read weights and pages in place, if they can be
+    built; XLA serves otherwise.
     """
     platform = mesh.devices.flat[0].platform
     backend = attention
@@ -19,15 +20,12 @@ def choose_ops(mesh: Mesh, dtype: str, attention: str = "auto", interpret: bool 
         backend = "tpu" if interpret or platform == "tpu" else platform
     if platform != "cpu":
         return Ops(activation=dtype, attention=backend, interpret=interpret)
-    native = attention in ("auto", "cpu") and mesh.devices.size == 1 and native_cpu_available()
-    if attention == "auto":
-        backend = "reference"
-    return Ops(activation="float32", attention=backend, matmul="cpu" if native else "xla", interpret=interpret)
-
-
-def native_cpu_available() -> bool:
-    """The native CPU kernels are built, or can be, on this machine."""
-    return False
+    return Ops(
+        activation="float32",
+        attention=backend,
+        matmul="cpu" if attention in ("auto", "cpu") and native().isas else "xla",
+        interpret=interpret,
+    )
 
 
 def platform_of(mesh: Mesh) -> str:
