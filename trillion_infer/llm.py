@@ -41,7 +41,7 @@ class LLM:
       max_model_len: prompt and answer together, in tokens; None: the model's own limit.
       max_running: requests computed at once (a data shard). prefill_chunk: prompt tokens a step.
       page_size: tokens a KV page. kv_memory: bytes, or a fraction of what is free; None: all that the compiled
-        programs leave (on CPU at most 1 GiB).
+        programs leave (on CPU at most 512 MiB).
       kv_dtype: float32 | bfloat16; None: as dtype.
       seed: of requests that name none.
       attention: backend of the attention ops: auto | reference | pallas | tpu | gpu | cpu.

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from trillion_infer.engine.buckets import Bucket
-from trillion_infer.sample import PACKED_FIELDS, RowParams, pack, unpack
+from trillion_infer.sample import PACKED_FIELDS, RowParams, pack
 from trillion_infer.schedule.plan import Row
 
 ON_DEVICE = -1
@@ -46,15 +46,17 @@ class BatchLayout:
             at += size
         return views
 
-    def unpack(self, packed: Int[Array, "d n"]) -> tuple[dict[str, Int[Array, "d ..."]], RowParams]:
-        """Fields with a leading data axis, and the sampling rows of all shards one after another."""
+    def unpack(self, packed: Int[Array, "d n"]) -> dict[str, Int[Array, "d ..."]]:
+        """Fields by name, with a leading data axis."""
         fields, at = {}, 0
         for name, size in self._fields().items():
             fields[name] = packed[:, at : at + size]
             at += size
-        shards, s = packed.shape[0], self.bucket.sequences
-        rows = fields.pop("row_params").reshape(shards, PACKED_FIELDS, s)
-        return fields, unpack(rows.swapaxes(0, 1).reshape(PACKED_FIELDS, shards * s))
+        return fields
+
+    def rows(self, packed: Int[Array, "d n"]) -> Int[Array, "d F S"]:
+        """The packed sampling parameters of each shard."""
+        return self.unpack(packed)["row_params"].reshape(packed.shape[0], PACKED_FIELDS, self.bucket.sequences)
 
 
 def pack_rows(layout: BatchLayout, rows: Sequence[Row], num_decode: int, params: RowParams, out: np.ndarray) -> None:

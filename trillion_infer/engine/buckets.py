@@ -30,6 +30,11 @@ class Buckets:
     def all(self) -> tuple[Bucket, ...]:
         return self.decode + self.mixed
 
+    @property
+    def row_counts(self) -> tuple[int, ...]:
+        """Distinct numbers of sequences."""
+        return tuple(sorted({bucket.sequences for bucket in self.all}))
+
     def choose(self, tokens: int, sequences: int, decode_only: bool) -> Bucket:
         """The smallest bucket that holds the batch."""
         if decode_only:
@@ -38,14 +43,14 @@ class Buckets:
 
 
 def make_buckets(max_running: int, max_batch_tokens: int) -> Buckets:
-    """Decode at 1, 4, 16, … rows: reading weights dominates there, so padding is nearly free. Prefill at a small and
-    the full number of tokens, for few and for all sequences."""
-    decode = _ladder(1, max_running, 4)
+    """Decode at 1, 8, 64, … rows: reading weights dominates there, so padding is nearly free. Prefill at a small and
+    the full number of tokens, for few and for all sequences. Few distinct row counts: each has its own sampler."""
+    rows = _ladder(1, max_running, 8)
     few = min(8, max_running)
     tokens = _ladder(min(64, max_batch_tokens), max_batch_tokens, 8)
     shapes = {(t, s) for t in tokens for s in (few, max_running) if t > s}
     shapes.add((max(max_batch_tokens, max_running + 1), max_running))
-    return Buckets(tuple(Bucket(n, n) for n in decode), tuple(Bucket(t, s) for t, s in sorted(shapes)))
+    return Buckets(tuple(Bucket(n, n) for n in rows), tuple(Bucket(t, s) for t, s in sorted(shapes)))
 
 
 def _ladder(low: int, high: int, factor: int) -> list[int]:

@@ -12,7 +12,7 @@ from trillion_infer.config.cache import CacheGroup
 from trillion_infer.core.errors import OutOfMemoryError
 from trillion_infer.engine.ops import device_memory, platform_of
 
-CPU_LIMIT = 1 << 30
+CPU_LIMIT = 1 << 29
 """Most bytes the pools take on CPU when nobody says: host memory is shared with everything else."""
 
 RESERVE = {"tpu": 1 << 29, "gpu": 1 << 30, "cuda": 1 << 30}

@@ -20,7 +20,7 @@ from trillion_infer.config.model import ModelConfig
 from trillion_infer.config.scheduler import SchedulerConfig
 from trillion_infer.core.errors import ConfigError
 from trillion_infer.engine import budget
-from trillion_infer.engine.buckets import Bucket, make_buckets
+from trillion_infer.engine.buckets import make_buckets
 from trillion_infer.engine.engine import Engine
 from trillion_infer.engine.ops import choose_ops, default_page_size, platform_of
 from trillion_infer.engine.programs import Programs, compile_program
@@ -181,7 +181,7 @@ def _load_arguments(blueprint: Blueprint) -> tuple[dict[str, Any], dict[str, Any
 def _hungriest_temp(blueprint: Blueprint) -> int:
     """Temporaries of the largest step, from the compiler: they hardly depend on the number of pages."""
     programs = blueprint.programs(tuple(1 for _ in blueprint.layouts))
-    largest: Bucket = max(programs.buckets.all)
+    largest = max(programs.buckets.all)
     return compile_program(largest.name, *programs.build(largest.name)).temp_bytes
 
 

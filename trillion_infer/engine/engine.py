@@ -157,7 +157,12 @@ class Engine:
             pack_rows(layout, plan_rows, plan.num_decode if plan else 0, params, packed[shard])
         mask, has_mask = self._mask(bucket, rows, places, forbidden)
         batch = jax.device_put(packed, self._by_data)
-        self._state, sampled, hidden = self.programs.step(bucket).run(self._params, self._state, batch, mask, has_mask)
+        state = self._state
+        pools, sampling_rows, logits, hidden = self.programs.forward(bucket).run(
+            self._params, state.pools, state.tables, state.sampler.last_token, batch
+        )
+        sampler, sampled = self.programs.choose(bucket).run(state.sampler, sampling_rows, logits, mask, has_mask)
+        self._state = DeviceState(pools, state.tables, sampler)
         sampled.token.copy_to_host_async()
         scores = self.prompt_scores.send(self._params, bucket, hidden, rows, places) if scored else []
         return _Pending(rows, places, sampled, scores)

@@ -16,10 +16,10 @@ from jax.sharding import PartitionSpec as P
 from trillion_infer.engine.batch import BatchLayout
 from trillion_infer.engine.buckets import Bucket, Buckets
 from trillion_infer.engine.state import TABLE_CHUNK, DeviceState, update_tables
-from trillion_infer.engine.step import SCORE_ROWS, make_score, make_step
+from trillion_infer.engine.step import SCORE_ROWS, make_choose, make_forward, make_score
 from trillion_infer.layers.context import Ops
 from trillion_infer.layers.decoder import Decoder
-from trillion_infer.sample import SLOT_CHUNK, init_slot
+from trillion_infer.sample import PACKED_FIELDS, SLOT_CHUNK, init_slot
 
 Progress = Callable[[int, int], None]
 
@@ -52,8 +52,11 @@ class Programs:
     compiled: int = 0
     _programs: dict[str, Program] = field(default_factory=dict)
 
-    def step(self, bucket: Bucket) -> Program:
+    def forward(self, bucket: Bucket) -> Program:
         return self._get(bucket.name)
+
+    def choose(self, bucket: Bucket) -> Program:
+        return self._get(f"choose_{bucket.sequences}")
 
     def score(self, bucket: Bucket) -> Program:
         """Scores prompt positions from the hidden states of a mixed bucket."""
@@ -74,8 +77,9 @@ class Programs:
     def names(self) -> list[str]:
         """Every program an engine with these buckets may run, the steps first."""
         steps = [bucket.name for bucket in self.buckets.all]
+        chooses = [f"choose_{rows}" for rows in self.buckets.row_counts]
         scores = sorted({f"score_{bucket.tokens}" for bucket in self.buckets.mixed})
-        return [*steps, "update_tables", "init_slot", *scores]
+        return [*chooses, *steps, "update_tables", "init_slot", *scores]
 
     def compile_all(self, progress: Progress | None = None, threads: int | None = None) -> None:
         """Compiles what is not compiled yet, in parallel; `progress(done, total)` is called as programs finish."""
@@ -119,12 +123,26 @@ class Programs:
             )
             args = (self.params, hidden, replicated(()), replicated((SCORE_ROWS,)))
             return make_score(self.model, self.mesh, self.ops), args, ()
+        if name.startswith("choose_"):
+            sequences = int(name.removeprefix("choose_"))
+            return self._choose(sequences, vocab_words)
         bucket = next(b for b in self.buckets.all if b.name == name)
-        rows = bucket.sequences * data
         packed = _abstract(NamedSharding(self.mesh, P("data")), (data, BatchLayout(bucket).size))
-        mask = replicated((rows, vocab_words), jnp.uint32)
-        step = make_step(self.model, self.mesh, bucket, self.state, self.ops)
-        return step, (self.params, self.state, packed, mask, replicated((), jnp.bool_)), (1,)
+        forward = make_forward(self.model, self.mesh, bucket, self.state, self.ops)
+        state = self.state
+        return forward, (self.params, state.pools, state.tables, state.sampler.last_token, packed), (1,)
+
+    def _choose(self, sequences: int, vocab_words: int) -> tuple[Callable[..., Any], tuple[Any, ...], tuple[int, ...]]:
+        data, slots = self.mesh.shape["data"], self.state.tables[0].shape[0] // self.mesh.shape["data"]
+        replicated = partial(_abstract, NamedSharding(self.mesh, P()))
+        rows = _abstract(NamedSharding(self.mesh, P("data")), (data, PACKED_FIELDS, sequences))
+        logits = jax.ShapeDtypeStruct(
+            (data * sequences, self.state.sampler_vocab),
+            jnp.float32,
+            sharding=NamedSharding(self.mesh, P("data", "tensor")),
+        )
+        mask = replicated((data * sequences, vocab_words), jnp.uint32)
+        return make_choose(slots), (self.state.sampler, rows, logits, mask, replicated((), jnp.bool_)), (0,)
 
 
 def compile_program(name: str, fn: Callable[..., Any], args: tuple[Any, ...], donate: tuple[int, ...]) -> Program:
@@ -147,16 +165,22 @@ def compile_program(name: str, fn: Callable[..., Any], args: tuple[Any, ...], do
 
 
 def _output_shardings(fn: Callable[..., Any], args: tuple[Any, ...], donate: tuple[int, ...]) -> Any:
-    """State comes back as it went in; everything else is replicated, so that the host reads it from one device."""
-    out = jax.eval_shape(fn, *args)
-    kept = jax.tree.map(lambda leaf: leaf.sharding, args[donate[0]]) if donate else None
+    """Donated state comes back as it went in, and first. What the next program reads keeps its split over `data` (and
+    `tensor`); the rest is replicated, so that the host reads it from one device."""
     mesh = jax.tree.leaves(args)[0].sharding.mesh
-    replicated = NamedSharding(mesh, P())
-    if donate and jax.tree.structure(out) == jax.tree.structure(args[donate[0]]):
+
+    def of(spec: P) -> NamedSharding:
+        return NamedSharding(mesh, spec)
+
+    out = jax.eval_shape(fn, *args)
+    if not donate:
+        return jax.tree.map(lambda _: of(P()), out)
+    kept = jax.tree.map(lambda leaf: leaf.sharding, args[donate[0]])
+    if jax.tree.structure(out) == jax.tree.structure(args[donate[0]]):
         return kept
-    if donate:
-        return (kept, *jax.tree.map(lambda _: replicated, tuple(out[1:-1])), NamedSharding(mesh, P("data")))
-    return jax.tree.map(lambda _: replicated, out)
+    if len(out) == 2:
+        return kept, jax.tree.map(lambda _: of(P()), out[1])
+    return kept, of(P("data")), of(P("data", "tensor")), of(P("data"))
 
 
 def _abstract(sharding: NamedSharding, shape: tuple[int, ...], dtype: Any = jnp.int32) -> jax.ShapeDtypeStruct:

@@ -1,6 +1,9 @@
-"""The step: one function from (params, state, batch) to (state, sampled), the same for every bucket and mesh."""
+"""The step, the same for every bucket and mesh: `forward` from a batch to logits, `choose` from logits to tokens.
 
-from collections.abc import Callable
+Two programs rather than one, because the sampler is the larger part of the compile and depends on the number of rows
+only: buckets share it. Everything between them stays on the device.
+"""
+
 from dataclasses import replace
 from functools import partial
 
@@ -8,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Bool, Int, UInt
+from jaxtyping import Array, Bool, Float, Int, UInt
 
 from sharding.rules import SERVE_RULES, partition_spec
 from trillion_infer.engine.batch import ON_DEVICE, BatchLayout, token_positions
@@ -17,46 +20,54 @@ from trillion_infer.engine.state import DeviceState
 from trillion_infer.layers.context import Ops, Sequences
 from trillion_infer.layers.decoder import Decoder, Params, Pools, StepInputs
 from trillion_infer.layers.parameters import param_specs
-from trillion_infer.sample import Sampled, sample, score
+from trillion_infer.sample import Sampled, SamplerState, sample, score, unpack
 
 SCORE_ROWS = 64
 """Prompt positions scored at a time: bounds the logits held at once."""
 
-Step = Callable[
-    [Params, DeviceState, Int[Array, "d n"], UInt[Array, "R W"], Bool[Array, ""]], tuple[DeviceState, Sampled, Array]
-]
 
+def make_forward(model: Decoder, mesh: Mesh, bucket: Bucket, state: DeviceState, ops: Ops):
+    """forward(params, pools, tables, last_token, packed) -> (pools, rows, logits, hidden).
 
-def make_step(model: Decoder, mesh: Mesh, bucket: Bucket, state: DeviceState, ops: Ops) -> Step:
-    """step(params, state, packed, mask, has_mask) -> (state, sampled, hidden).
-
-    packed: BatchLayout's array, one row a data shard. mask: allowed tokens of each row, read when has_mask.
-    hidden `[data*T, M]`: final hidden states of every token. `state` gives shapes and shardings only.
+    packed: BatchLayout's array, one row a data shard. rows: packed sampling parameters, with slots of the whole
+    mesh. logits `[data*S, V]` float32. hidden `[data*T, M]`: final hidden states of every token. `state` gives shapes
+    and shardings only.
     """
     layout = BatchLayout(bucket)
     slots = state.tables[0].shape[0] // mesh.shape["data"]
     run = _sharded_forward(model, mesh, state, ops)
 
-    def step(params, state: DeviceState, packed, mask, has_mask):
-        fields, rows = layout.unpack(packed)
-        shards = packed.shape[0]
-        offset = (jnp.arange(shards, dtype=jnp.int32) * slots)[:, None]
+    def forward(params, pools: Pools, tables, last_token: Int[Array, "N"], packed: Int[Array, "d n"]):
+        fields = layout.unpack(packed)
+        offset = (jnp.arange(packed.shape[0], dtype=jnp.int32) * slots)[:, None]
         sequence, positions = jax.vmap(partial(token_positions, bucket.tokens))(fields["kv_lens"], fields["cu_q_lens"])
-        slot_of_token = jnp.take_along_axis(fields["slots"] + offset, sequence, axis=1)
-        newest = state.sampler.last_token[slot_of_token]
+        newest = last_token[jnp.take_along_axis(fields["slots"] + offset, sequence, axis=1)]
         tokens = jnp.where(fields["tokens"] == ON_DEVICE, newest, fields["tokens"])
         rope_lens = jnp.maximum(jnp.take_along_axis(fields["prompt_lens"], sequence, axis=1), positions + 1)
-        logits, hidden, pools = run(
-            params,
-            state.pools,
-            state.tables,
-            {"tokens": tokens, "positions": positions, "rope_lens": rope_lens, **_pick(fields)},
-        )
-        rows = replace(rows, slot=rows.slot + jnp.repeat(offset[:, 0], bucket.sequences))
-        sampled, sampler = sample(logits, state.sampler, rows, mask, has_mask=has_mask)
-        return DeviceState(pools, state.tables, sampler), sampled, hidden
+        batch = {"tokens": tokens, "positions": positions, "rope_lens": rope_lens, **_pick(fields)}
+        logits, hidden, pools = run(params, pools, tables, batch)
+        return pools, layout.rows(packed), logits, hidden
 
-    return step
+    return forward
+
+
+def make_choose(slots: int):
+    """choose(sampler, rows, logits, mask, has_mask) -> (sampler, sampled). `slots`: requests a data shard."""
+
+    def choose(
+        sampler: SamplerState,
+        rows: Int[Array, "d F S"],
+        logits: Array,
+        mask: UInt[Array, "R W"],
+        has_mask: Bool[Array, ""],
+    ) -> tuple[SamplerState, Sampled]:
+        shards, fields, sequences = rows.shape
+        params = unpack(rows.swapaxes(0, 1).reshape(fields, shards * sequences))
+        offset = jnp.repeat(jnp.arange(shards, dtype=jnp.int32) * slots, sequences)
+        sampled, sampler = sample(logits, sampler, replace(params, slot=params.slot + offset), mask, has_mask=has_mask)
+        return sampler, sampled
+
+    return choose
 
 
 def _pick(fields: dict[str, Array]) -> dict[str, Array]:
