@@ -71,7 +71,9 @@ class Baseline:
     def __init__(self, folder: Path, dtype: str, threads: int | None):
         import torch
         from transformers import AutoModelForCausalLM
+        from transformers.utils.logging import disable_progress_bar
 
+        disable_progress_bar()
         if threads:
             torch.set_num_threads(threads)
         self.torch = torch
