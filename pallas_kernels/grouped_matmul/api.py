@@ -3,7 +3,7 @@
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.common.backends import choose_backend
-from pallas_kernels.grouped_matmul import reference
+from pallas_kernels.grouped_matmul import reference, tpu
 from pallas_kernels.grouped_matmul.checks import check_ffn, check_grouped_matmul
 from pallas_kernels.quantised_matmul.api import as_index
 from pallas_kernels.quantised_matmul.formats import QuantisedTensor
@@ -37,8 +37,12 @@ def grouped_matmul(
       UnsupportedError: no implementation can run them; every reason is listed.
     """
     check_grouped_matmul(x, weight, group_sizes, layer, bias)
-    choose_backend("grouped_matmul", backend, {"reference": lambda: None})
-    return reference.grouped_matmul(x, weight, group_sizes, layer=as_index(layer), bias=bias)
+    refusals = {"reference": lambda: None, "tpu": lambda: tpu.refusal(x, weight)}
+    args = (x, weight, group_sizes)
+    options = {"layer": as_index(layer), "bias": bias}
+    if choose_backend("grouped_matmul", backend, refusals) == "tpu":
+        return tpu.grouped_matmul(*args, **options, interpret=interpret)
+    return reference.grouped_matmul(*args, **options)
 
 
 def grouped_ffn(
@@ -85,17 +89,16 @@ def grouped_ffn(
       UnsupportedError: no implementation can run them; every reason is listed.
     """
     check_ffn(x, gate_up, down, expert_ids, expert_weights, activation, gate_up_bias, down_bias, layer)
-    choose_backend("grouped_ffn", backend, {"reference": lambda: None})
-    return reference.grouped_ffn(
-        x,
-        gate_up,
-        down,
-        expert_ids,
-        expert_weights,
-        activation=activation,
-        gate_up_bias=gate_up_bias,
-        down_bias=down_bias,
-        scores_on_input=scores_on_input,
-        layer=as_index(layer),
-        expert_offset=expert_offset,
-    )
+    refusals = {"reference": lambda: None, "tpu": lambda: tpu.refusal(x, gate_up, down)}
+    args = (x, gate_up, down, expert_ids, expert_weights)
+    options = {
+        "activation": activation,
+        "gate_up_bias": gate_up_bias,
+        "down_bias": down_bias,
+        "scores_on_input": scores_on_input,
+        "layer": as_index(layer),
+        "expert_offset": expert_offset,
+    }
+    if choose_backend("grouped_ffn", backend, refusals) == "tpu":
+        return tpu.grouped_ffn(*args, **options, interpret=interpret)
+    return reference.grouped_ffn(*args, **options)

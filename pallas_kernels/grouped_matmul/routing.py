@@ -61,6 +61,36 @@ def split_groups(group_sizes: Int[Array, "E"], rows: int, block: int) -> Blocks:
     return Blocks(group, first_row[group] + within * block, size, ends[-1])
 
 
+class Visits(NamedTuple):
+    """Pairs of a group and a tile of rows that holds some of them, in row order; past `count` the last is repeated.
+
+    Rows [low, high) of the tile are the group's; the repeats have none.
+    """
+
+    group: Int[Array, "V"]
+    tile: Int[Array, "V"]
+    low: Int[Array, "V"]
+    high: Int[Array, "V"]
+
+
+def visit_tiles(group_sizes: Int[Array, "E"], rows: int, tile: int) -> Visits:
+    """The visits of tiles of `tile` rows; `rows` is a multiple of it and bounds the sum of the sizes."""
+    experts = group_sizes.shape[0]
+    ends = jnp.cumsum(group_sizes)
+    starts = ends - group_sizes
+    per_group = jnp.where(group_sizes > 0, (ends - 1) // tile - starts // tile + 1, 0)
+    visit_ends = jnp.cumsum(per_group)
+    index = jnp.arange(rows // tile + min(experts, rows), dtype=jnp.int32)
+    visit = jnp.minimum(index, jnp.maximum(visit_ends[-1] - 1, 0))
+    group = jnp.minimum(jnp.searchsorted(visit_ends, visit, side="right"), experts - 1).astype(jnp.int32)
+    row_tile = starts[group] // tile + visit - (visit_ends - per_group)[group]
+    row_tile = jnp.clip(row_tile, 0, rows // tile - 1)
+    low = jnp.clip(starts[group] - row_tile * tile, 0, tile)
+    high = jnp.clip(ends[group] - row_tile * tile, 0, tile)
+    real = index < visit_ends[-1]
+    return Visits(group, row_tile, jnp.where(real, low, 0), jnp.where(real, high, 0))
+
+
 def inverse(order: Int[Array, "N"]) -> Int[Array, "N"]:
     """Row of each flat (token, choice) pair."""
     return jnp.zeros_like(order).at[order].set(jnp.arange(order.shape[0], dtype=order.dtype))

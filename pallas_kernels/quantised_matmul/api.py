@@ -4,7 +4,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.common.backends import choose_backend
-from pallas_kernels.quantised_matmul import reference
+from pallas_kernels.quantised_matmul import reference, tpu
 from pallas_kernels.quantised_matmul.formats import QuantisedTensor
 
 ACTIVATION_DTYPES = ("float32", "bfloat16", "float16")
@@ -39,7 +39,9 @@ def quantised_matmul(
     check_weight("weight", weight, 2, layer)
     if x.shape[1] != weight.shape[-1]:
         raise ValueError(f"x is {x.shape}, the weight {weight.shape}: x must have in={weight.shape[-1]} columns.")
-    choose_backend("quantised_matmul", backend, {"reference": lambda: None})
+    refusals = {"reference": lambda: None, "tpu": lambda: tpu.refusal(x, weight)}
+    if choose_backend("quantised_matmul", backend, refusals) == "tpu":
+        return tpu.quantised_matmul(x, weight, layer=as_index(layer), interpret=interpret)
     return reference.quantised_matmul(x, weight, layer=as_index(layer))
 
 
