@@ -2,7 +2,7 @@
 
 import inspect
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from trillion_infer.core.outputs import RequestOutput
 from trillion_infer.core.sampling_params import SamplingParams
 from trillion_infer.engine.build import BuildReport, build_engine, plan_engine
 from trillion_infer.engine.compile_cache import enable_compile_cache
-from trillion_infer.generation.generator import Generator
+from trillion_infer.generation.generator import Generator, TextStream
 from trillion_infer.generation.prompts import Prompt, PromptReader
 from trillion_infer.models import read_family
 from trillion_infer.text.chat import chat_template
@@ -181,31 +181,47 @@ class LLM:
             self._template = chat_template(self.tokenizer)
         return self._template.render([dict(message) for message in messages], **options)
 
-    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[str]:
-        """Pieces of the completion's text as they come; together they are the text `generate` gives.
+    def generate_each(
+        self, prompts: Iterable[tuple[int, Callable[[], tuple[Prompt, SamplingParams]]]]
+    ) -> Iterator[tuple[int, RequestOutput | InvalidRequestError]]:
+        """Completes (index, function that gives prompt and parameters); yields (index, output) in the order given.
+
+        A prompt that is refused, or whose function raises InvalidRequestError, yields that error; the others run.
+        """
+        queue: dict[int, str | InvalidRequestError] = {}
+        for index, read in prompts:
+            request_id = f"each-{next(self._ids)}"
+            try:
+                self.generator.add(request_id, *read())
+                queue[index] = request_id
+            except InvalidRequestError as error:
+                queue[index] = error
+        try:
+            for index, entry in queue.items():
+                if isinstance(entry, InvalidRequestError):
+                    yield index, entry
+                    continue
+                while not self.generator.output(entry).finished:
+                    self.generator.step()
+                yield index, self.generator.take(entry)
+        finally:
+            for entry in queue.values():
+                if isinstance(entry, str):
+                    self.generator.abort(entry)
+
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> TextStream:
+        """An iterator over the completion's text as it comes; together the pieces are the text `generate` gives.
 
         The prompt is checked at once; leaving the iterator early ends the request.
         """
         params = sampling_params or SamplingParams()
         if params.n != 1:
             raise InvalidRequestError(f"stream gives one completion and n is {params.n}; use generate.", param="n")
-        request_id = f"stream-{next(self._ids)}"
-        self.generator.add(request_id, prompt, params)
-        return self._pieces(request_id)
-
-    def _pieces(self, request_id: str) -> Iterator[str]:
-        try:
-            while not self.generator.output(request_id).finished:
-                for delta in self.generator.step():
-                    if delta.request_id == request_id and delta.text:
-                        yield delta.text
-        finally:
-            self.generator.abort(request_id)
-            self.generator.take(request_id)
+        return TextStream(self.generator, f"stream-{next(self._ids)}", prompt, params)
 
     def stream_chat(
         self, messages: Sequence[Mapping[str, Any]], sampling_params: SamplingParams | None = None, **options: Any
-    ) -> Iterator[str]:
+    ) -> TextStream:
         """`stream` of a conversation; `options` as ChatTemplate.render."""
         return self.stream(self.render_chat(messages, **options), sampling_params)
 

@@ -1,5 +1,9 @@
 """Prompts in, text deltas out: the engine with a tokenizer around it. One thread owns it."""
 
+from collections import deque
+from collections.abc import Generator as Pieces
+from collections.abc import Iterator
+
 from trillion_infer.core.errors import InvalidRequestError
 from trillion_infer.core.outputs import RequestOutput
 from trillion_infer.core.request import Request, Status
@@ -16,6 +20,7 @@ class Generator:
         self.engine, self.reader = engine, reader
         self._prompts: dict[str, PromptState] = {}
         self._texts: dict[Request, tuple[PromptState, CompletionText]] = {}
+        self._followed: dict[str, deque[Delta]] = {}
 
     @property
     def has_work(self) -> bool:
@@ -66,7 +71,14 @@ class Generator:
     def step(self) -> list[Delta]:
         """One engine step; what it added, in order of each sequence's tokens."""
         deltas = [self._receive(event) for event in self.engine.step() if event.request in self._texts]
+        for delta in deltas:
+            if delta.request_id in self._followed:
+                self._followed[delta.request_id].append(delta)
         return deltas
+
+    def follow(self, request_id: str) -> deque[Delta]:
+        """A queue that gets every later delta of a prompt, whoever calls `step`, until `take`."""
+        return self._followed.setdefault(request_id, deque())
 
     def _receive(self, event: TokenEvent) -> Delta:
         state, text = self._texts[event.request]
@@ -103,4 +115,50 @@ class Generator:
 
     def take(self, request_id: str) -> RequestOutput:
         """The output, and the end of its tracking."""
+        self._followed.pop(request_id, None)
         return self._prompts.pop(request_id).output()
+
+
+class TextStream:
+    """Text of one completion as it comes. `output` is the output so far, whole once the iterator has ended."""
+
+    def __init__(self, generator: Generator, request_id: str, prompt: Prompt, params: SamplingParams):
+        generator.add(request_id, prompt, params)
+        self._generator, self.request_id = generator, request_id
+        self._output: RequestOutput | None = None
+        self._deltas = generator.follow(request_id)
+        self._pieces = self._run()
+
+    @property
+    def output(self) -> RequestOutput:
+        return self._output if self._output is not None else self._generator.output(self.request_id)
+
+    def __iter__(self) -> Iterator[str]:
+        return self._pieces
+
+    def __next__(self) -> str:
+        return next(self._pieces)
+
+    def close(self) -> None:
+        """Ends the request, if it has not ended."""
+        self._pieces.close()
+        if self._output is None:
+            self._end()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def _run(self) -> Pieces[str, None, None]:
+        try:
+            while self._deltas or not self._generator.output(self.request_id).finished:
+                if not self._deltas:
+                    self._generator.step()
+                while self._deltas:
+                    if text := self._deltas.popleft().text:
+                        yield text
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        self._generator.abort(self.request_id)
+        self._output = self._generator.take(self.request_id)

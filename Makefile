@@ -1,0 +1,45 @@
+# make demo     answers a question with real weights      make test         everything CI runs
+# make demo PROMPT="…"                                    make test-oldest  a smoke subset on Python 3.11 and jax 0.10.2
+# PYTHON=… chooses the interpreter; otherwise the newest that runs, from 3.11 up, makes .venv.
+
+PROMPT ?= What is the capital of France?
+PYTHON ?=
+VENV ?= .venv
+RUN = JAX_PLATFORMS=$${JAX_PLATFORMS:-cpu} $(VENV)/bin/python
+
+.PHONY: demo test test-slow test-oldest lint format clean
+
+$(VENV)/.base: pyproject.toml scripts/setup_venv.sh
+	@scripts/setup_venv.sh "$(VENV)" "$(PYTHON)" ""
+	@touch $@
+
+$(VENV)/.test: pyproject.toml scripts/setup_venv.sh
+	@scripts/setup_venv.sh "$(VENV)" "$(PYTHON)" "test,aot,store"
+	@touch $@ $(VENV)/.base
+
+demo: $(VENV)/.base
+	@$(VENV)/bin/python scripts/demo.py --prompt="$$DEMO_PROMPT"
+demo: export DEMO_PROMPT = $(PROMPT)
+
+test: $(VENV)/.test lint
+	$(RUN) -m pytest -m "not slow and not gpu and not tpu"
+
+test-slow: $(VENV)/.test
+	$(RUN) -m pytest -m "slow"
+
+test-oldest:
+	@scripts/setup_venv.sh .venv-oldest python3.11 "test"
+	JAX_PLATFORMS=cpu .venv-oldest/bin/python -m pytest -m "smoke"
+
+lint: $(VENV)/.test
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/lint-imports
+	$(VENV)/bin/pyright
+
+format:
+	$(VENV)/bin/ruff format .
+	$(VENV)/bin/ruff check --fix .
+
+clean:
+	rm -rf $(VENV) .venv-oldest build *.egg-info

@@ -1,0 +1,68 @@
+"""Completes prompts.
+
+Run:    python scripts/generate.py --model=MODEL --prompt="The capital of France is" --max_tokens=16
+        python scripts/generate.py --model=MODEL --chat --prompt="What is the capital of France?"
+        python scripts/generate.py --model=MODEL --prompts=in.jsonl --output=out.jsonl --mesh=tensor=4
+Expect: the text as it comes; with --output a JSON line a prompt, in input order.
+
+MODEL is a Hugging Face directory, a .gguf file, an Orbax directory or a hub id. Input lines hold one of "prompt",
+"prompt_token_ids" and "messages". A line that cannot be served becomes {"index", "error"}, and the exit status is 1.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+from absl import flags
+
+from trillion_infer import LLM, InvalidRequestError, SamplingParams
+from trillion_infer.cli.flags import define_llm_flags, define_sampling_flags, run
+from trillion_infer.cli.jsonl import output_row, parse_row, read_rows
+from trillion_infer.cli.progress import progress_bars
+
+PROMPT = flags.DEFINE_string("prompt", None, "Text to complete.")
+PROMPTS = flags.DEFINE_string("prompts", None, "JSONL file of prompts.")
+OUTPUT = flags.DEFINE_string("output", None, "JSONL file to write; standard output if not given.")
+CHAT = flags.DEFINE_bool("chat", False, "Treat --prompt as a user's message and apply the chat template.")
+llm_flags = define_llm_flags()
+sampling_flags = define_sampling_flags(temperature=0.0, max_tokens=128)
+
+
+def main(_: list[str]) -> int:
+    if (PROMPT.value is None) == (PROMPTS.value is None):
+        raise InvalidRequestError("give exactly one of --prompt and --prompts.")
+    params = SamplingParams(**sampling_flags())
+    rows = [(0, {"prompt": PROMPT.value})] if PROMPTS.value is None else list(read_rows(PROMPTS.value))
+    with progress_bars() as progress:
+        llm = LLM(**llm_flags(), progress=progress)
+    if PROMPTS.value is None and OUTPUT.value is None and params.n == 1:
+        prompt = llm.render_chat([{"role": "user", "content": PROMPT.value}]) if CHAT.value else PROMPT.value
+        for piece in llm.stream(prompt, params):
+            print(piece, end="", flush=True)
+        print()
+        return 0
+    if CHAT.value and PROMPT.value is not None:
+        rows = [(0, {"messages": [{"role": "user", "content": PROMPT.value}]})]
+    answers = llm.generate_each((index, lambda row=row: parse_row(row, params, llm.render_chat)) for index, row in rows)
+    with Path(OUTPUT.value).open("w", encoding="utf-8") if OUTPUT.value else _standard_output() as out:
+        failed = 0
+        for index, answer in answers:
+            failed += isinstance(answer, InvalidRequestError)
+            line = (
+                {"index": index, "error": str(answer)}
+                if isinstance(answer, InvalidRequestError)
+                else output_row(index, answer)
+            )
+            out.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
+            out.flush()
+    if failed:
+        print(f"error: {failed} of {len(rows)} prompts were refused; see their lines.", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _standard_output():
+    return open(sys.stdout.fileno(), "w", encoding="utf-8", closefd=False)
+
+
+if __name__ == "__main__":
+    run(main)
