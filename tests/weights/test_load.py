@@ -68,12 +68,24 @@ def partition(draw, ndim: int) -> PartitionSpec:
 
 
 @settings(max_examples=25, deadline=None)
-@given(data=st.data(), staged=st.booleans(), shape=st.sampled_from([(1, 1), (2, 1), (2, 2), (4, 2)]))
-def test_values_do_not_depend_on_mesh_partition_or_staging(opened, data, staged, shape):
-    checkpoint, specs, expected = opened
+@given(data=st.data(), shape=st.sampled_from([(1, 1), (2, 1), (2, 2), (4, 2)]))
+def test_values_do_not_depend_on_mesh_or_partition(opened, data, shape):
+    specs = opened[1]
     devices = mesh(shape)
     shardings = {n: NamedSharding(devices, partition(data.draw, len(s.shape))) for n, s in specs.items()}
-    arrays, report = load_params(specs, checkpoint, shardings, dtype="float32", staged=staged)
+    equals_assembly(opened, shardings)
+
+
+@pytest.mark.parametrize("parts", [(), ("x", "y")])
+def test_values_do_not_depend_on_staging(opened, parts):
+    specs, devices = opened[1], mesh((1, 2))
+    shardings = {n: NamedSharding(devices, PartitionSpec(*parts)) for n in specs}
+    equals_assembly(opened, shardings, staged=True)
+
+
+def equals_assembly(opened, shardings, **options) -> None:
+    checkpoint, specs, expected = opened
+    arrays, report = load_params(specs, checkpoint, shardings, dtype="float32", **options)
     for name, value in expected.items():
         assert arrays[name].sharding == shardings[name]
         np.testing.assert_array_equal(np.asarray(arrays[name]), value, err_msg=name)

@@ -27,6 +27,7 @@ from trillion_infer.weights.shards import ByteBudget, Fill, HostShard, Shard, St
 from trillion_infer.weights.spec import ParamSpec
 
 BLOCK_BYTES = 32 << 20  # largest copy at a time
+MAPPED_BYTES = 128 << 20  # pages of the files that stay mapped
 STAGED_BYTES = 512 << 20  # blocks on their way to devices, all threads together
 WHOLE_BYTES = 1 << 20  # smaller shards are collected on the host and sent at once
 
@@ -138,11 +139,32 @@ class _Filling:
         return self._shard.finish() if self._arrays is None else self._arrays
 
 
+class _MappedPages:
+    """Lets go of mapped file pages after every `MAPPED_BYTES` of them, so that they do not pile up in memory."""
+
+    def __init__(self, checkpoint: Checkpoint):
+        self._checkpoint = checkpoint
+        self._names: set[str] = set()
+        self._bytes, self._lock = 0, threading.Lock()
+
+    def touched(self, name: str, size: int) -> None:
+        """Part of tensor `name` has been read."""
+        with self._lock:
+            self._names.add(name)
+            self._bytes += size
+            if self._bytes < MAPPED_BYTES:
+                return
+            names, self._names, self._bytes = self._names, set(), 0
+        for each in names:
+            self._checkpoint.release(each)
+
+
 @dataclass(frozen=True)
 class _DecodeJob:
     """Whole rows of a tensor, decoded where they belong."""
 
     checkpoint: Checkpoint
+    pages: "_MappedPages"
     name: str
     shard: _Filling
     piece: Piece
@@ -150,6 +172,7 @@ class _DecodeJob:
 
     def __call__(self) -> int:
         self.shard.write(self.piece, lambda out: self.checkpoint.decode(self.name, self.piece.source[0], out))
+        self.pages.touched(self.name, self.bytes)
         return self.bytes
 
 
@@ -158,6 +181,7 @@ class _Job:
     """One reading of a tensor and everything that is cut from it."""
 
     checkpoint: Checkpoint
+    pages: "_MappedPages"
     name: str
     dtype: np.dtype
     cuts: list[tuple[Region, _Filling, Piece]]
@@ -168,13 +192,13 @@ class _Job:
         for region, shard, piece in self.cuts:
             values = region.transform(tensor) if region.transform else tensor
             shard.write(piece, partial(copy_into, source=values[piece.source]))
-        if self.bytes >= WHOLE_BYTES:
-            self.checkpoint.release(self.name)
+        self.pages.touched(self.name, self.bytes)
         return self.bytes
 
 
 def _jobs(plan: LoadPlan, checkpoint: Checkpoint, params: Mapping[str, _Parameter]) -> Iterable[_Job | _DecodeJob]:
     """Work in the order of the files: a job a piece, but one for all pieces that need a decoded tensor whole."""
+    pages = _MappedPages(checkpoint)
     users: dict[str, list[tuple[str, Region]]] = {}
     for param, regions in plan.regions.items():
         for region in regions:
@@ -190,13 +214,13 @@ def _jobs(plan: LoadPlan, checkpoint: Checkpoint, params: Mapping[str, _Paramete
                     shard.expect()
                     cut, size = (region, shard, piece), int(piece.size * per_value)
                     if not checkpoint.decoded(name):
-                        yield _Job(checkpoint, name, target.dtype, [cut], size)
+                        yield _Job(checkpoint, pages, name, target.dtype, [cut], size)
                     elif region.transform is None and _whole_rows(piece, region.shape):
-                        yield _DecodeJob(checkpoint, name, shard, piece, size)
+                        yield _DecodeJob(checkpoint, pages, name, shard, piece, size)
                     else:
                         together.setdefault(target.dtype, []).append(cut)
         for dtype, cuts in together.items():
-            yield _Job(checkpoint, name, dtype, cuts, checkpoint.nbytes(name))
+            yield _Job(checkpoint, pages, name, dtype, cuts, checkpoint.nbytes(name))
 
 
 def _whole_rows(piece: Piece, shape: tuple[int, ...]) -> bool:
