@@ -4,7 +4,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.common.backends import choose_backend
-from pallas_kernels.latent_paged_attention import reference
+from pallas_kernels.latent_paged_attention import reference, tpu
 from pallas_kernels.latent_paged_attention.checks import check_shapes
 
 
@@ -36,7 +36,7 @@ def latent_paged_attention(
       latent, k_rope: the new tokens of all sequences, one sequence after another. Tokens at and past
         cu_q_lens[num_seqs[1]] are padding: they write nothing and their output is zero.
       pool: latents stacked over the layers of a cache group: Rl latent values, Rr rotary ones, then any number of
-        unused lanes (R >= Rl + Rr). Updated in place where the caller donates it.
+        unused lanes that hold zeros (R >= Rl + Rr). Updated in place where the caller donates it.
       layer: the layer of the pool to use.
       kv_lens: positions of each sequence with the new tokens counted, 0 for padding.
       page_table: page of block b of sequence s; entries at and past kv_len may be anything.
@@ -55,8 +55,12 @@ def latent_paged_attention(
       UnsupportedError: no implementation can run them; every reason is listed.
     """
     check_shapes(q_latent, q_rope, latent, k_rope, pool, kv_lens, page_table, cu_q_lens, num_seqs)
-    choose_backend("latent_paged_attention", backend, {"reference": lambda: None})
+    refusals = {"reference": lambda: None, "tpu": lambda: tpu.refusal(q_latent, pool)}
+    chosen = choose_backend("latent_paged_attention", backend, refusals)
     layer = jnp.asarray(layer, jnp.int32)
     batch = (kv_lens, page_table, cu_q_lens, num_seqs)
     pool = reference.write_latents(latent, k_rope, pool, layer, *batch)
-    return reference.attend(q_latent, q_rope, pool, layer, *batch, scale=scale), pool
+    args = (q_latent, q_rope, pool, layer, *batch)
+    if chosen == "tpu":
+        return tpu.attend(*args, scale=scale, interpret=interpret), pool
+    return reference.attend(*args, scale=scale), pool

@@ -74,6 +74,7 @@ def build(case: Case) -> Batch:
         old = rng.normal(size=(cached, case.rank + case.rope)).astype(dtype)
         for i in range(cached):
             row = pool[case.layer, table[s, i // case.page_size], i % case.page_size]
+            row[:] = 0
             row[: old.shape[1]] = old[i]
         new = np.concatenate([latent[cu[s] : cu[s + 1]], k_rope[cu[s] : cu[s + 1]]], axis=1)
         histories.append(np.concatenate([old, new]).astype(np.float64))

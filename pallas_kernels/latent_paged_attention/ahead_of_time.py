@@ -1,0 +1,57 @@
+"""Compiles the operation for a device that is not here, in a scan over the layers of a pool, as models do."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
+
+from pallas_kernels.latent_paged_attention.api import latent_paged_attention
+from pallas_kernels.latent_paged_attention.arg_specs import ArgSpec
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A bucket: padded sequences and query tokens."""
+
+    sequences: int
+    tokens: int
+
+
+DECODE = Batch(64, 64)
+PREFILL = Batch(16, 512)
+POOL_BYTES = 8 << 30
+
+
+def compile_layers(
+    spec: ArgSpec, batch: Batch, device: jax.Device, backend: str
+) -> tuple[jax.stages.Compiled, jax.ShapeDtypeStruct]:
+    """The compiled scan and the pool that it updates in place.
+
+    Args:
+      device: from `sharding.topologies`. backend: `tpu` or `gpu`.
+    """
+    row = spec.pool(backend, 1).shape[-1] * 2
+    pages = POOL_BYTES // (spec.layers * spec.page_size * row)
+    q_latent, q_rope, latent, k_rope, pool, _, *lengths = spec.abstract(backend, batch.sequences, batch.tokens, pages)
+
+    def layers(pool, q_latent, q_rope, latent, k_rope, *lengths):
+        def body(carry, layer):
+            x, pool = carry
+            x, pool = latent_paged_attention(
+                x, q_rope, latent, k_rope, pool, layer, *lengths, scale=spec.scale, backend=backend
+            )
+            return (x, pool), None
+
+        return jax.lax.scan(body, (q_latent, pool), jnp.arange(spec.layers, dtype=jnp.int32))[0]
+
+    mapped = jax.shard_map(layers, mesh=Mesh([device], ("x",)), in_specs=PartitionSpec(), out_specs=PartitionSpec())
+    lowered = jax.jit(mapped, donate_argnums=0).lower(pool, q_latent, q_rope, latent, k_rope, *lengths)
+    return lowered.compile(), pool
+
+
+def pool_copies(compiled: jax.stages.Compiled, pool: jax.ShapeDtypeStruct) -> list[str]:
+    """Lines of the compiled program that copy an array of the shape of the pool."""
+    shape = f"[{','.join(map(str, pool.shape))}]"
+    lines = compiled.as_text().splitlines()
+    return [line for line in lines if shape in line and (" copy(" in line or "copy-start(" in line)]

@@ -1,0 +1,49 @@
+"""Shapes at which real models call the operation, on one device."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+
+@dataclass(frozen=True)
+class ArgSpec:
+    """One model on one device: heads are what the device holds."""
+
+    name: str
+    layers: int
+    heads: int
+    rank: int = 512
+    rope: int = 64
+    page_size: int = 64
+    max_len: int = 131072
+
+    def pool(self, platform: str, pages: int) -> jax.ShapeDtypeStruct:
+        """The pool, its last axis padded to whole lanes on TPU."""
+        width = self.rank + self.rope
+        width = -(-width // 128) * 128 if platform == "tpu" else width
+        return jax.ShapeDtypeStruct((self.layers, pages, self.page_size, width), jnp.bfloat16)
+
+    def abstract(self, platform: str, sequences: int, tokens: int, pages: int) -> tuple:
+        """Positional arguments of the op as ShapeDtypeStructs."""
+        queries = [(tokens, self.heads, self.rank), (tokens, self.heads, self.rope)]
+        new = [(tokens, self.rank), (tokens, self.rope)]
+        ints = [(), (sequences,), (sequences, self.max_len // self.page_size), (sequences + 1,), (2,)]
+        return (
+            *[jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in queries + new],
+            self.pool(platform, pages),
+            *[jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ints],
+        )
+
+    @property
+    def scale(self) -> float:
+        """Of a head of 128 + 64 dims before absorption, YaRN's factor left out."""
+        return 192**-0.5
+
+
+SPECS = (
+    ArgSpec("kimi-k2.5", 61, 64, max_len=262144),
+    ArgSpec("kimi-k2.5-tensor-8", 61, 8, max_len=262144),
+    ArgSpec("deepseek-v3", 61, 128),
+    ArgSpec("deepseek-v3-tensor-8", 61, 16),
+)

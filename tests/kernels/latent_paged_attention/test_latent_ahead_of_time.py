@@ -1,0 +1,22 @@
+"""Every real shape compiles for every target with the real compilers, and holds no second pool."""
+
+import math
+
+import pytest
+
+from pallas_kernels.latent_paged_attention.ahead_of_time import DECODE, PREFILL, compile_layers, pool_copies
+from pallas_kernels.latent_paged_attention.arg_specs import SPECS
+from sharding.topologies import topology
+
+TARGETS = {"v5e:2x2": "tpu", "v5p:2x2x1": "tpu", "v6e:2x2": "tpu", "tpu7x:2x2x1": "tpu"}
+
+
+@pytest.mark.aot
+@pytest.mark.parametrize("batch", [DECODE, PREFILL], ids=["decode", "mixed"])
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
+def test_it_compiles_with_temporaries_below_two_percent_of_the_pool(spec, target, batch):
+    compiled, pool = compile_layers(spec, batch, topology(target)[0], TARGETS[target])
+    size = math.prod(pool.shape) * pool.dtype.itemsize
+    assert compiled.memory_analysis().temp_size_in_bytes < 0.02 * size
+    assert pool_copies(compiled, pool) == []
