@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, UInt
 
-CHOICE, ACCEPT, RESIDUAL = 0, 1, 2
-"""Independent streams of one token: choosing it, accepting a draft of it, replacing a rejected draft."""
+CHOICE, ACCEPT, RESIDUAL, DRAFT = 0, 1, 2, 3
+"""Independent streams of one token: choosing it, accepting a draft, replacing a rejected draft, drawing a draft."""
 
 
 def row_keys(seed: UInt[Array, "R 2"], index: Int[Array, "R"], stream: int = CHOICE) -> UInt[Array, "R 2"]:

@@ -5,6 +5,7 @@ batch that is greedy throughout pays one pass for the maximum.
 """
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ from trillion_infer.sample import filters, processors
 from trillion_infer.sample.logprobs import no_scores, score
 from trillion_infer.sample.noise import gumbel, row_keys
 from trillion_infer.sample.rows import RowParams
-from trillion_infer.sample.state import SamplerState, record, slot_tables
+from trillion_infer.sample.state import SamplerState, Tables, record, slot_tables
 
 MASK_EMPTY, NOT_FINITE = 1, 2
 """Bits of Sampled.flags: mask and bias left no token, so they were ignored; the logits hold NaN or no finite value."""
@@ -47,16 +48,7 @@ def sample(
     logits: float32, columns beyond the vocabulary -inf. mask: bit v % 32 of word v // 32 allows token v; read only
     when `has_mask`. Of the active rows no two may share a slot.
     """
-    special = has_mask | changes_logits(state, rows)
-    drawn = rows.active & ~rows.greedy
-
-    def in_full() -> tuple[Array, Array]:
-        untouched = logits, jnp.zeros(logits.shape[0], bool)
-        x, empty = lax.cond(special, lambda: process(logits, state, rows, mask, has_mask), lambda: untouched)
-        token, flags = choose(x, rows)
-        return token, flags | jnp.where(empty, MASK_EMPTY, 0)
-
-    token, flags = lax.cond(special | jnp.any(drawn), in_full, lambda: likeliest(logits)[1:])
+    token, flags = pick(logits, lambda: slot_tables(state, rows), changes_logits(state, rows), rows, mask, has_mask)
     wants_scores = processors.any_of(rows.active, rows.logprobs >= 0)
     scores = lax.cond(wants_scores, lambda: score(logits, token), lambda: no_scores(logits.shape[0]))
     logprob, rank, top_ids, top_logprobs = scores
@@ -64,26 +56,53 @@ def sample(
     return sampled, record(state, rows.slot, token, rows.active)
 
 
-def changes_logits(state: SamplerState, rows: RowParams) -> Bool[Array, ""]:
-    """Some active row has penalties or a bias."""
+def changes_logits(state: SamplerState, rows: RowParams) -> Bool[Array, ""] | bool:
+    """Some active row has penalties or a bias; False itself where the state serves none."""
     if not state.has_tables:
-        return jnp.zeros((), bool)
+        return False
     return processors.any_of(rows.active, rows.penalised | rows.has_bias)
+
+
+def pick(
+    logits: Float[Array, "R V"],
+    tables: Callable[[], Tables],
+    has_tables: Bool[Array, ""] | bool,
+    rows: RowParams,
+    mask: UInt[Array, "R W"],
+    has_mask: Bool[Array, ""],
+) -> tuple[Int[Array, "R"], Int[Array, "R"]]:
+    """Token and flags of each row. `tables()`, each row's (counts, prompt mask, bias), is read if `has_tables`."""
+
+    def in_full() -> tuple[Array, Array]:
+        x, empty = process(logits, tables, has_tables, rows, mask, has_mask)
+        token, flags = choose(x, rows)
+        return token, flags | jnp.where(empty, MASK_EMPTY, 0)
+
+    plain = ~(has_mask | has_tables | jnp.any(rows.active & ~rows.greedy))
+    return lax.cond(plain, lambda: likeliest(logits)[1:], in_full)
 
 
 def process(
     logits: Float[Array, "R V"],
-    state: SamplerState,
+    tables: Callable[[], Tables],
+    has_tables: Bool[Array, ""] | bool,
     rows: RowParams,
     mask: UInt[Array, "R W"],
     has_mask: Bool[Array, ""],
 ) -> tuple[Float[Array, "R V"], Bool[Array, "R"]]:
     """Logits after mask, bias and penalties, and the rows where those left nothing, which keep their own logits."""
-    x = lax.cond(has_mask, lambda: processors.apply_mask(logits, mask), lambda: logits)
-    if state.has_tables:
-        counts, prompt, bias = slot_tables(state, rows)
-        x = processors.apply_penalties(x + bias, counts, prompt, rows)
-    return keep_nonempty(x, logits)
+
+    def penalised(x: Float[Array, "R V"]) -> Float[Array, "R V"]:
+        counts, prompt, bias = tables()
+        return processors.apply_penalties(x + bias, counts, prompt, rows)
+
+    def changed() -> tuple[Array, Array]:
+        x = lax.cond(has_mask, lambda: processors.apply_mask(logits, mask), lambda: logits)
+        if has_tables is not False:
+            x = lax.cond(has_tables, lambda: penalised(x), lambda: x)
+        return keep_nonempty(x, logits)
+
+    return lax.cond(has_mask | has_tables, changed, lambda: (logits, jnp.zeros(logits.shape[0], bool)))
 
 
 def keep_nonempty(

@@ -17,6 +17,9 @@ PADDING, PROMPT, OUTPUT, BIAS = 0, 1, 2, 3
 """Kinds of entry in a chunk of `init_slot`."""
 
 
+Tables = tuple[Int[Array, "R V"], Bool[Array, "R V"], Float[Array, "R V"]]
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class SamplerState:
@@ -88,17 +91,24 @@ def record(
     state: SamplerState, slots: Int[Array, "R"], tokens: Int[Array, "R"], active: Bool[Array, "R"]
 ) -> SamplerState:
     """State after each active row's slot produced its token; other rows change nothing."""
-    slots = jnp.where(active, slots, state.last_token.shape[0])
-    last_token = state.last_token.at[slots].set(tokens, mode="drop")
+    return record_many(state, slots, tokens[:, None], active.astype(jnp.int32))
+
+
+def record_many(
+    state: SamplerState, slots: Int[Array, "R"], tokens: Int[Array, "R n"], count: Int[Array, "R"]
+) -> SamplerState:
+    """State after each slot produced the first `count` of its tokens; rows with none change nothing."""
+    nowhere = state.last_token.shape[0]
+    newest = jnp.take_along_axis(tokens, jnp.maximum(count - 1, 0)[:, None], axis=1)[:, 0]
+    last_token = state.last_token.at[jnp.where(count > 0, slots, nowhere)].set(newest, mode="drop")
     counts = state.counts
     if state.has_tables:
-        counts = counts.at[slots, tokens].add(1, mode="drop")
+        produced = jnp.arange(tokens.shape[1])[None, :] < count[:, None]
+        counts = counts.at[jnp.where(produced, slots[:, None], nowhere), tokens].add(1, mode="drop")
     return dataclasses.replace(state, last_token=last_token, counts=counts)
 
 
-def slot_tables(
-    state: SamplerState, rows: RowParams
-) -> tuple[Int[Array, "R V"], Bool[Array, "R V"], Float[Array, "R V"]]:
+def slot_tables(state: SamplerState, rows: RowParams) -> Tables:
     """Counts, prompt mask and bias of each row's slot; the bias is 0 where the row says it does not count."""
     bias = jnp.where(rows.has_bias[:, None], state.bias[rows.slot], 0.0)
     return state.counts[rows.slot], state.prompt_mask[rows.slot], bias
