@@ -1,47 +1,110 @@
-"""Block sizes of the TPU kernel: how many queries and pages are held at a time, within vector memory."""
+"""Block sizes of the kernels: measured where there are any, else the largest that on-chip memory holds."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
-from jaxtyping import Array
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
 
+from pallas_kernels.common.tuning import device_name, tuned
+
+PACKAGE = "pallas_kernels.ragged_paged_attention"
 LANES, SUBLANES = 128, 8
-BUDGET = 24 * 2**20
-"""Bytes of vector memory to plan with; the smallest chip here (TPU7x) has 64 MiB a core."""
+VECTOR_BUDGET = 24 * 2**20
+"""Bytes of a TPU core's vector memory to plan with; the smallest chip here has 64 MiB."""
+SHARED_BUDGET = 200 * 1024
+"""Bytes of a GPU block's shared memory to plan with; Hopper has 227 KiB."""
 
 
 @dataclass(frozen=True)
-class BlockSizes:
+class Shape:
+    """What block sizes depend on, and what entries of tuning/*.json are keyed by, beside the device."""
+
+    heads: int
+    kv_heads: int
+    dim: int  # lanes of a row of the pool
+    page_size: int
+    pool_dtype: str
+
+    @property
+    def group(self) -> int:
+        return self.heads // self.kv_heads
+
+    def measured(self, platform: str) -> dict[str, int] | None:
+        return tuned(PACKAGE, platform, {"device": device_name(), **asdict(self)})
+
+
+@dataclass(frozen=True)
+class TpuBlocks:
     """Queries of a block and pages of a chunk."""
 
     block_q: int
     pages: int
 
+    def vector_bytes(self, shape: Shape) -> int:
+        """Vector memory that the kernel takes at most."""
+        rows, keys = self.block_q * shape.group, self.pages * shape.page_size
+        padded = -(-rows // SUBLANES) * SUBLANES
+        itemsize = jnp.dtype(shape.pool_dtype).itemsize
+        chunks = 2 * keys * 2 * shape.kv_heads * itemsize * shape.dim
+        queries = shape.kv_heads * (4 * rows * shape.dim + padded * (3 * LANES + shape.dim)) * 4
+        work = 4 * padded * keys * 4 + 6 * keys * shape.dim * 4
+        return chunks + queries + work + 4 * 2**20
 
-def vmem_bytes(pool: Array, rows: int, pages: int) -> int:
-    """Vector memory that the kernel may take, in bytes; `rows` is block_q times query heads per KV head."""
-    _, _, page_size, words, pack, dim = pool.shape
-    keys, kv_heads = pages * page_size, words * pack // 2
-    padded = -(-rows // SUBLANES) * SUBLANES
-    chunk = 2 * keys * words * max(pack * pool.dtype.itemsize, 4) * dim
-    queries = kv_heads * (4 * rows * dim + padded * (3 * LANES + dim)) * 4
-    work = 4 * (padded * keys * 4) + 6 * keys * dim * 4
-    return chunk + queries + work + 4 * 2**20
+    def refusal(self, shape: Shape) -> str | None:
+        """Why these blocks do not fit, or None."""
+        need = self.vector_bytes(shape)
+        if need <= 2 * VECTOR_BUDGET:
+            return None
+        return f"{self} needs {need} bytes of vector memory, of which {2 * VECTOR_BUDGET} may be used."
 
 
-def choose_blocks(pool: Array, heads: int, table_width: int, longest: int) -> BlockSizes:
-    """The largest blocks, up to 1024 keys and 128 queries, that the budget holds.
+@dataclass(frozen=True)
+class GpuBlocks:
+    """Keys of a step, rows (queries times heads of a group) of a program, warps and pipeline stages."""
+
+    keys: int
+    rows: int
+    warps: int
+    stages: int
+
+    def shared_bytes(self, shape: Shape) -> int:
+        """Shared memory that the kernel takes at most."""
+        dim = max(16, pl.next_power_of_2(shape.dim))
+        itemsize = jnp.dtype(shape.pool_dtype).itemsize
+        operand = max(2, itemsize)
+        loaded = self.stages * 2 * self.keys * dim * operand
+        return loaded + self.rows * (dim + self.keys) * operand
+
+    def refusal(self, shape: Shape) -> str | None:
+        """Why these blocks do not fit, or None."""
+        need = self.shared_bytes(shape)
+        if need <= SHARED_BUDGET:
+            return None
+        return f"{self} needs {need} bytes of shared memory, of which {SHARED_BUDGET} may be used."
+
+
+def tpu_blocks(shape: Shape, table_width: int, longest: int) -> TpuBlocks:
+    """Measured blocks, else the largest up to 1024 keys and 128 queries that the budget holds.
 
     Args:
-      heads: query heads. table_width: blocks of the longest sequence.
-      longest: most query tokens of a sequence.
+      table_width: blocks of the longest sequence. longest: most query tokens of a sequence.
     """
-    page_size, kv_heads = pool.shape[2], pool.shape[3] * pool.shape[4] // 2
-    pages = max(1, min(table_width, 1024 // page_size))
-    block_q = min(128, longest)
-    group = heads // kv_heads
-    while vmem_bytes(pool, block_q * group, pages) > BUDGET and (block_q > 16 or pages > 1):
-        if block_q > 16 and (block_q * group > pages * page_size or pages == 1):
+    measured = shape.measured("tpu")
+    if measured:
+        return TpuBlocks(**measured)
+    pages, block_q = max(1, min(table_width, 1024 // shape.page_size)), min(128, longest)
+    while TpuBlocks(block_q, pages).vector_bytes(shape) > VECTOR_BUDGET and (block_q > 16 or pages > 1):
+        if block_q > 16 and (block_q * shape.group > pages * shape.page_size or pages == 1):
             block_q = max(16, block_q // 2)
         else:
             pages = max(1, pages // 2)
-    return BlockSizes(block_q, pages)
+    return TpuBlocks(block_q, pages)
+
+
+def gpu_blocks(shape: Shape) -> GpuBlocks:
+    """Measured blocks, else 64 keys by 64 rows, half of that where rows are long or dots are float32."""
+    measured = shape.measured("gpu")
+    if measured:
+        return GpuBlocks(**measured)
+    size = 32 if shape.dim > 128 or shape.pool_dtype == "float32" else 64
+    return GpuBlocks(keys=size, rows=size, warps=4, stages=2)

@@ -7,7 +7,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.common.backends import UnsupportedError
 from pallas_kernels.common.varying import result_like, vary_together
+from pallas_kernels.ragged_paged_attention.blocks import GpuBlocks, Shape, gpu_blocks
 from pallas_kernels.ragged_paged_attention.gpu_kernel import LOWEST, Plan, attend_kernel, write_kernel
 from pallas_kernels.ragged_paged_attention.items import token_places, work_items
 from pallas_kernels.ragged_paged_attention.values import interleave
@@ -48,15 +50,18 @@ def ragged_paged_attention(
     v_scale: float | None,
     max_q_len: int | None,
     interpret: bool = False,
+    blocks: GpuBlocks | None = None,
 ) -> tuple[Float[Array, "T H D"], Array]:
-    """As `api.ragged_paged_attention`."""
+    """As `api.ragged_paged_attention`; `blocks` overrides the tuned block sizes."""
     tokens, heads, dim = q.shape
     group = heads // k.shape[1]
-    wide = dim > 128
-    exact = q.dtype == jnp.float32
+    shape = Shape(heads, k.shape[1], kv_pool.shape[-1], kv_pool.shape[2], kv_pool.dtype.name)
+    blocks = blocks or gpu_blocks(shape)
+    if reason := blocks.refusal(shape):
+        raise UnsupportedError(f"ragged_paged_attention: {reason}")
     plan = Plan(
         block_q=1,
-        keys=32 if wide or exact else 64,
+        keys=blocks.keys,
         splits=1,
         page_size=kv_pool.shape[2],
         pages=kv_pool.shape[1],
@@ -69,7 +74,7 @@ def ragged_paged_attention(
         window=window,
         chunk=chunk,
         soft_cap=soft_cap,
-        dot_dtype="float32" if exact else "bfloat16",
+        dot_dtype="float32" if q.dtype == jnp.float32 else "bfloat16",
         partial=False,
     )
     rows = interleave(k, v, kv_pool, k_scale, v_scale)
@@ -78,12 +83,12 @@ def ragged_paged_attention(
     scaled = (q.astype(jnp.float32) * factor).astype(q.dtype).reshape(tokens * heads, dim)
     logits = jnp.full((heads,), LOWEST) if sinks is None else sinks.astype(jnp.float32)
     operands = (kv_lens, page_table, cu_q_lens, logits, scaled, kv_pool.reshape(-1, plan.lanes))
-    attend = partial(_attend, operands, layer, interpret=interpret)
+    attend = partial(_attend, operands, layer, interpret=interpret, blocks=blocks)
     out = jnp.zeros((tokens * heads, dim), q.dtype)
     out = attend(out, jnp.int32(0), num_seqs[0], decode_plan(plan, kv_lens.shape[0]))
     if max_q_len != 1:
         longest = max_q_len or tokens
-        out = attend(out, num_seqs[0], num_seqs[1], prefill_plan(plan, longest))
+        out = attend(out, num_seqs[0], num_seqs[1], prefill_plan(plan, longest, blocks.rows))
     out = out.reshape(tokens, heads, dim)
     return out if v_scale is None else (out.astype(jnp.float32) * v_scale).astype(q.dtype), kv_pool
 
@@ -94,9 +99,8 @@ def decode_plan(plan: Plan, sequences: int) -> Plan:
     return _replace(plan, group_size=max(16, plan.group_size), splits=splits, partial=True)
 
 
-def prefill_plan(plan: Plan, longest: int) -> Plan:
-    """64 rows (queries times heads of a group) a program, or fewer where no sequence has as many."""
-    rows = 32 if plan.dim_size > 128 or plan.dot_dtype == "float32" else 64
+def prefill_plan(plan: Plan, longest: int, rows: int) -> Plan:
+    """`rows` (queries times heads of a group) a program, or fewer where no sequence has as many."""
     block_q = max(1, min(rows // plan.group_size, pl.next_power_of_2(longest)))
     return _replace(plan, block_q=block_q, group_size=max(plan.group_size, 16 // block_q))
 
@@ -122,7 +126,7 @@ def _write(rows, pool, layer, kv_lens, page_table, cu_q_lens, num_seqs, plan, in
     return written.reshape(pool.shape)
 
 
-def _attend(operands, layer, out, first, last, plan, *, interpret):
+def _attend(operands, layer, out, first, last, plan, *, interpret, blocks):
     """`out` with the rows of the sequences in [first, last) filled in."""
     *lengths, sinks, q, pool = operands
     if plan.partial:  # of each sequence one token, which come first
@@ -140,7 +144,7 @@ def _attend(operands, layer, out, first, last, plan, *, interpret):
         out_shape=[result_like(shape, dtype, *args) for shape, dtype in shapes],
         grid=(sequence.shape[0], plan.kv_heads, plan.splits),
         input_output_aliases={} if plan.partial else {len(args) - 1: 0},
-        compiler_params=plgpu.CompilerParams(num_warps=4, num_stages=2),
+        compiler_params=plgpu.CompilerParams(num_warps=blocks.warps, num_stages=blocks.stages),
         interpret=interpret,
         name=f"ragged_paged_attention_{'decode' if plan.partial else 'prefill'}",
     )(*args)
@@ -148,7 +152,7 @@ def _attend(operands, layer, out, first, last, plan, *, interpret):
 
 
 def _combine(acc, peaks, totals, plan, decode, out):
-    """`out` with the quotient over all splits for the first `decode` tokens; nothing was stored for others."""
+    """`out` with the quotient over all splits for the first `decode` tokens; others were not stored."""
     acc, peaks, totals = (x.reshape(plan.splits, -1, *x.shape[1:]) for x in (acc, peaks, totals))
     weight = jnp.exp(peaks - peaks.max(0)[None])
     total = (totals * weight).sum(0)

@@ -7,8 +7,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.common.backends import UnsupportedError
 from pallas_kernels.common.varying import result_like, vary_together
-from pallas_kernels.ragged_paged_attention.blocks import BlockSizes, choose_blocks, vmem_bytes
+from pallas_kernels.ragged_paged_attention.blocks import Shape, TpuBlocks, tpu_blocks
 from pallas_kernels.ragged_paged_attention.items import work_items
 from pallas_kernels.ragged_paged_attention.tpu_kernel import LANES, LOWEST, Plan, kernel
 from pallas_kernels.ragged_paged_attention.values import interleave
@@ -56,13 +57,16 @@ def ragged_paged_attention(
     v_scale: float | None,
     max_q_len: int | None,
     interpret: bool = False,
-    blocks: BlockSizes | None = None,
+    blocks: TpuBlocks | None = None,
 ) -> tuple[Float[Array, "T H D"], Array]:
     """As `api.ragged_paged_attention`; `blocks` overrides the tuned block sizes."""
     tokens, heads, dim = q.shape
     kv_heads, lanes = k.shape[1], kv_pool.shape[-1]
     group = heads // kv_heads
-    blocks = blocks or choose_blocks(kv_pool, heads, page_table.shape[1], max_q_len or tokens)
+    shape = Shape(heads, kv_heads, lanes, kv_pool.shape[2], kv_pool.dtype.name)
+    blocks = blocks or tpu_blocks(shape, page_table.shape[1], max_q_len or tokens)
+    if reason := blocks.refusal(shape):
+        raise UnsupportedError(f"ragged_paged_attention: {reason}")
     factor = scale if k_scale is None else scale * k_scale
     rows = (q.astype(jnp.float32) * factor).reshape(tokens, kv_heads, group, 1, dim).swapaxes(0, 1)
     rows = jnp.pad(rows, ((0, 0), (0, blocks.block_q), (0, 0), (0, 0), (0, lanes - dim)))
@@ -75,6 +79,7 @@ def ragged_paged_attention(
         kv_lens=kv_lens,
         page_table=page_table,
         cu_q_lens=cu_q_lens,
+        vector_bytes=blocks.vector_bytes(shape),
         plan=partial(
             Plan,
             pages=blocks.pages,
@@ -113,6 +118,7 @@ def _launch(
     first,
     last,
     block_q,
+    vector_bytes,
     plan,
 ):
     """`out` and `pool` after the sequences in [first, last), `block_q` queries at a time."""
@@ -148,7 +154,7 @@ def _launch(
             ],
         ),
         input_output_aliases={len(scalars) + 3: 1, len(scalars) + 4: 0},
-        compiler_params=pltpu.CompilerParams(vmem_limit_bytes=vmem_bytes(pool, plan.rows, plan.pages)),
+        compiler_params=pltpu.CompilerParams(vmem_limit_bytes=vector_bytes),
         interpret=pltpu.InterpretParams(detect_races=True) if plan.interpret else False,
         name=f"ragged_paged_attention_{'decode' if block_q == 1 else 'prefill'}",
     )(*operands)

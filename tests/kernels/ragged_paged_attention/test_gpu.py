@@ -3,14 +3,17 @@
 import dataclasses
 
 import pytest
-from test_reference import CASES, check
+from hypothesis import given, settings
 
-NAMES = ("decode", "mixed", "verification", "window", "chunk", "soft_cap", "sinks", "bfloat16", "int8", "fp8")
-
-
-SMALL = ((0, 1), (15, 1), (16, 1), (40, 1), (0, 20), (17, 5))
+from .harness import CASES, KERNEL_CASES, SMALL, check, ragged_cases
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", KERNEL_CASES)
 def test_output_and_pool_match_dense_attention(name):
     check(dataclasses.replace(CASES[name], lens=SMALL, pack=1), "gpu", interpret=True)
+
+
+@settings(max_examples=6, deadline=None)
+@given(ragged_cases())
+def test_any_ragged_batch_matches_dense_attention(case):
+    check(case, "gpu", interpret=True)

@@ -4,14 +4,15 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-import naive
 import numpy as np
 import pytest
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
-from test_reference import ARRAYS
 
 from pallas_kernels.ragged_paged_attention import ragged_paged_attention
+
+from . import naive
+from .harness import ARRAYS
 
 
 @pytest.mark.parametrize("backend", ["reference", "gpu"])

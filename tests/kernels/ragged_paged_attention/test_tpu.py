@@ -3,19 +3,19 @@
 import dataclasses
 
 import pytest
-from test_reference import CASES, check
+from hypothesis import given, settings
 
-NAMES = ("decode", "mixed", "verification", "window", "chunk", "soft_cap", "sinks", "bfloat16", "int8", "fp8")
-
-
-def on_tpu(case):
-    """The case with a pool laid out as the kernel wants it."""
-    return dataclasses.replace(case, lanes=-(-case.dim // 128) * 128)
+from .harness import CASES, KERNEL_CASES, SMALL, check, ragged_cases
 
 
-SMALL = ((0, 1), (15, 1), (16, 1), (40, 1), (0, 20), (17, 5))
-
-
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", KERNEL_CASES)
 def test_output_and_pool_match_dense_attention(name):
-    check(on_tpu(dataclasses.replace(CASES[name], lens=SMALL)), "tpu", interpret=True)
+    case = CASES[name]
+    lanes = -(-case.dim // 128) * 128
+    check(dataclasses.replace(case, lens=SMALL, lanes=lanes), "tpu", interpret=True)
+
+
+@settings(max_examples=4, deadline=None)
+@given(ragged_cases(lanes=128))
+def test_any_ragged_batch_matches_dense_attention(case):
+    check(case, "tpu", interpret=True)

@@ -1,0 +1,112 @@
+"""Arguments that do not fit are refused with a sentence that names both sides."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels.common.backends import UnsupportedError
+from pallas_kernels.ragged_paged_attention import check_values, pool_shape, ragged_paged_attention
+
+from . import naive
+from .harness import ARRAYS
+
+CASE = naive.Case(((3, 1), (20, 1), (5, 9)))
+
+
+def arguments(**changes):
+    batch = naive.build(CASE)
+    return [jnp.asarray(changes.get(name, batch[name])) for name in ARRAYS]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"q": np.zeros((14, 3, 64), np.float32)}, "3 query heads cannot share 2 KV heads"),
+        ({"q": np.zeros((9, 4, 64), np.float32)}, "must agree"),
+        ({"kv_pool": np.zeros((2, 9, 16, 6, 1, 64), np.float32)}, "needs 4 rows of 64 or more"),
+        ({"kv_pool": np.zeros((2, 9, 16, 4, 1, 64), np.float64)}, None),
+        ({"kv_pool": np.zeros((2, 9, 16, 4, 1, 64), np.int32)}, "allowed are float32"),
+        ({"kv_lens": np.zeros(3, np.int32)}, "page_table must be [S, B] with S=3"),
+        ({"cu_q_lens": np.zeros(4, np.int32)}, "S+1=5 entries"),
+        ({"num_seqs": np.zeros(3, np.int32)}, "num_seqs must be"),
+        ({"kv_lens": np.zeros(4, np.float32)}, "kv_lens must be int32; got float32"),
+    ],
+)
+def test_shapes_and_dtypes_that_contradict_are_refused(changes, words):
+    args = arguments(**changes)
+    if words is None:  # float64 becomes float32 on the way in
+        assert args[3].dtype == jnp.float32
+        return
+    with pytest.raises(ValueError) as error:
+        ragged_paged_attention(*args, scale=1.0, backend="reference")
+    assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "option", [{"window": 0}, {"chunk": 0}, {"soft_cap": 0.0}, {"k_scale": -1.0}, {"max_q_len": 0}]
+)
+def test_options_out_of_range_are_refused_by_name(option):
+    with pytest.raises(ValueError, match=next(iter(option))):
+        ragged_paged_attention(*arguments(), scale=1.0, **option)
+
+
+def test_a_backend_that_cannot_run_says_why():
+    with pytest.raises(UnsupportedError, match="tpu: pool rows have 64 lanes"):
+        ragged_paged_attention(*arguments(), scale=1.0, backend="tpu")
+
+
+def test_an_unknown_backend_is_refused_with_the_choices():
+    with pytest.raises(ValueError, match="use one of auto, reference, tpu, gpu"):
+        ragged_paged_attention(*arguments(), scale=1.0, backend="cuda")
+
+
+def test_pool_shape_is_packed_and_padded_on_tpu_only():
+    assert pool_shape(2, 9, 16, 8, 64, jnp.bfloat16, "tpu") == (2, 9, 16, 8, 2, 128)
+    assert pool_shape(2, 9, 16, 8, 64, jnp.int8, "tpu") == (2, 9, 16, 4, 4, 128)
+    assert pool_shape(2, 9, 16, 8, 64, jnp.bfloat16, "gpu") == (2, 9, 16, 16, 1, 64)
+    with pytest.raises(ValueError, match="do not fill words of 4"):
+        pool_shape(2, 9, 16, 1, 64, jnp.int8, "tpu")
+
+
+def values(**changes):
+    batch = naive.build(CASE)
+    names = ("kv_lens", "page_table", "cu_q_lens", "num_seqs")
+    pages = batch["kv_pool"].shape[1]
+    arrays = [np.array(changes.get(name, batch[name])) for name in names]
+    return arrays, {"pages": pages, "page_size": CASE.page_size, "tokens": len(batch["q"])}
+
+
+def test_a_sound_batch_passes_the_checks_of_values():
+    arrays, sizes = values()
+    check_values(*arrays, **sizes)
+
+
+def test_entries_outside_the_window_are_not_checked():
+    case = dataclasses.replace(CASE, options={"window": 4})
+    batch = naive.build(case)
+    names = ("kv_lens", "page_table", "cu_q_lens", "num_seqs")
+    sizes = {"pages": batch["kv_pool"].shape[1], "page_size": case.page_size, "tokens": len(batch["q"])}
+    check_values(*(batch[name] for name in names), window=4, **sizes)
+    with pytest.raises(ValueError, match="must lie in"):
+        check_values(*(batch[name] for name in names), **sizes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"cu_q_lens": [0, 1, 2, 1, 1]}, "must rise"),
+        ({"cu_q_lens": [0, 1, 3, 11, 11]}, "one query token each"),
+        ({"num_seqs": [3, 2]}, "0 <= decode <= all"),
+        ({"kv_lens": [4, 21, 3, 0]}, "less than its 9 query tokens"),
+        ({"kv_lens": [4, 21, 999, 0]}, "exceeds"),
+        ({"page_table": np.full((4, 3), 99)}, "must lie in"),
+        ({"page_table": np.zeros((4, 3), np.int32)}, "has one owner"),
+    ],
+)
+def test_values_that_would_touch_a_wrong_page_are_refused(changes, words):
+    arrays, sizes = values(**changes)
+    with pytest.raises(ValueError) as error:
+        check_values(*arrays, **sizes)
+    assert words in str(error.value)
