@@ -64,9 +64,9 @@ class PromptScores:
     def receive(self, blocks: list[_Block]) -> None:
         """Enters scores that have arrived. A chunk computed again after preemption is not entered twice."""
         for block in blocks:
-            known = self._scores.get(block.request)
-            if known is None:
+            if block.request.status.is_finished:
                 continue
+            known = self._known(block.request)
             logprob, rank, ids, values = (np.asarray(array) for array in block.arrays)
             wanted = block.request.params.prompt_logprobs or 0
             for i in range(block.count):

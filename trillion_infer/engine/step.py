@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Bool, Float, Int, UInt
+from jaxtyping import Array, Bool, Int, UInt
 
 from sharding.rules import SERVE_RULES, partition_spec
 from trillion_infer.engine.batch import ON_DEVICE, BatchLayout, token_positions

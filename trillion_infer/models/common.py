@@ -28,7 +28,7 @@ def model_config(
     fields = {
         "vocab": config.take("vocab_size"),
         "width": config.take("hidden_size"),
-        "max_len": config.take("max_position_embeddings"),
+        "max_len": longest_context(config.take("max_position_embeddings"), layers),
         "norm_eps": config.take("rms_norm_eps"),
         "tied": config.take("tie_word_embeddings", False),
         "dtype": config.expect("dtype", dtype, DTYPES),
@@ -37,5 +37,11 @@ def model_config(
     return ModelConfig(family=family, segments=segment_layers(list(layers)), eos_ids=eos, **{**fields, **extra})
 
 
-def bools(config: HFConfig, *names: str) -> tuple[bool, ...]:
-    return tuple(bool(config.take(name, False)) for name in names)
+def longest_context(positions: int, layers: Sequence[LayerSpec]) -> int:
+    """Tokens a model's context holds: linear, dynamic and yarn scaling stretch what its config calls positions."""
+    lengths = [positions]
+    for layer in layers:
+        scaling = layer.mixer.rope.scaling if layer.mixer.rope else None
+        if scaling is not None and scaling.kind != "llama3":
+            lengths.append(int(scaling.original_len * scaling.factor))
+    return max(lengths)

@@ -1,0 +1,52 @@
+"""Eight virtual CPU devices, strict array code, and models that tests share."""
+
+import os
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+_FLAG = "--xla_force_host_platform_device_count=8"
+if _FLAG not in os.environ.get("XLA_FLAGS", ""):
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_FLAG}".strip()
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile(
+    "ci", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
+settings.load_profile("ci")
+
+GOLDEN = Path(__file__).parent / "oracle" / "golden"
+
+
+@pytest.fixture(scope="session")
+def smollm2_path() -> Path:
+    """The GGUF of SmolLM2-135M-Instruct, fetched once into the user's cache."""
+    from trillion_infer.weights.fetch import fetch_smollm2
+
+    return fetch_smollm2()
+
+
+@pytest.fixture(scope="session")
+def make_llm() -> Callable:
+    """make_llm(path or name of a tiny model, **options): one LLM a set of options for the whole session."""
+    from trillion_infer import LLM
+
+    @cache
+    def make(model: str | Path, **options):
+        path = GOLDEN / "tiny" / model if isinstance(model, str) else model
+        options = {"dtype": "float32", "max_running": 8, "kv_memory": 16 * 2**20, **options}
+        return LLM(path, **options)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def smollm2(make_llm, smollm2_path):
+    """SmolLM2 in float32."""
+    return make_llm(smollm2_path, kv_memory=400 * 2**20, max_running=8)
