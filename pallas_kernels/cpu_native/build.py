@@ -17,9 +17,9 @@ from pathlib import Path
 import jax
 import jaxlib
 
-_SOURCES = Path(__file__).parent / "src"
+SOURCES = Path(__file__).parent / "src"
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra")
-_UNITS: dict[str, dict[str, tuple[str, ...]]] = {
+UNITS: dict[str, dict[str, tuple[str, ...]]] = {
     "x86_64": {
         "avx2": ("-mavx2", "-mfma", "-mf16c"),
         "avx512": ("-mavx2", "-mfma", "-mf16c", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"),
@@ -45,9 +45,9 @@ def library(cache: Path | None = None, compiler: str | None = None) -> Library:
 
     Never raises for a machine that cannot build: `reason` then says why in a sentence.
     """
-    units = _UNITS.get(_machine())
+    units = UNITS.get(machine())
     if units is None:
-        return Library(None, f"native kernels exist for {sorted(_UNITS)}, not for {platform.machine()!r}")
+        return Library(None, f"native kernels exist for {sorted(UNITS)}, not for {platform.machine()!r}")
     compiler = compiler or next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
     if compiler is None:
         return Library(None, "no C++ compiler (c++, g++ or clang++) is on PATH; install one to get native kernels")
@@ -66,9 +66,10 @@ class _BuildError(Exception):
     """The compiler's own words."""
 
 
-def _machine() -> str:
-    machine = platform.machine().lower()
-    return {"amd64": "x86_64", "arm64": "aarch64"}.get(machine, machine)
+def machine() -> str:
+    """Architecture of this machine, as `UNITS` names it."""
+    name = platform.machine().lower()
+    return {"amd64": "x86_64", "arm64": "aarch64"}.get(name, name)
 
 
 def _user_cache() -> Path:
@@ -83,8 +84,8 @@ def _digest(compiler: str) -> str:
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=60, check=False)
     if version.returncode != 0:
         raise _BuildError(version.stderr.strip() or "it does not run")
-    named = hashlib.sha256(repr((jaxlib.__version__, version.stdout, _FLAGS, _UNITS)).encode())
-    for source in sorted(_SOURCES.iterdir()):
+    named = hashlib.sha256(repr((jaxlib.__version__, version.stdout, _FLAGS, UNITS)).encode())
+    for source in sorted(SOURCES.iterdir()):
         named.update(source.name.encode() + b"\0" + source.read_bytes())
     return named.hexdigest()[:32]
 
@@ -96,7 +97,7 @@ def _build(compiler: str, units: dict[str, tuple[str, ...]], target: Path) -> No
 
         def compile_one(source: str, name: str, *flags: str) -> Path:
             made = out / f"{name}.o"
-            _run(compiler, *_FLAGS, *flags, "-c", str(_SOURCES / source), "-o", str(made))
+            _run(compiler, *_FLAGS, *flags, "-c", str(SOURCES / source), "-o", str(made))
             return made
 
         def compile_unit(name: str) -> Path | None:
@@ -107,7 +108,7 @@ def _build(compiler: str, units: dict[str, tuple[str, ...]], target: Path) -> No
                     raise
                 return None  # a compiler too old for this instruction set
 
-        handlers = sorted(source.name for source in _SOURCES.glob("*_ffi.cc"))
+        handlers = sorted(source.name for source in SOURCES.glob("*_ffi.cc"))
         include = ("-isystem", jax.ffi.include_dir())
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
             compiled_units = pool.map(compile_unit, units)

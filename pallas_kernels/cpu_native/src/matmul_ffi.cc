@@ -2,65 +2,11 @@
 #include <algorithm>
 #include <cstring>
 #include <string>
-#include <vector>
 
 #include "call.h"
-#include "kernels.h"
-#include "parallel.h"
-#include "scratch.h"
+#include "matmul_run.h"
 
 namespace {
-
-int64_t round_up(int64_t a, int64_t b) { return (a + b - 1) / b * b; }
-
-// Rows [row, row + rows) of x go with matrix `index` of the stack.
-struct Group {
-  int64_t index, row, rows;
-};
-
-// Matrices of a stack, how far apart they lie, and the groups of rows that use them.
-struct Stack {
-  const uint8_t* w;
-  const char* scale;
-  int64_t w_stride, scale_stride;
-  std::vector<Group> groups;
-};
-
-struct Tile {
-  const Group* group;
-  int64_t row0, row1, column0, column1;
-};
-
-// Tiles are about 64 KiB of weights (few rows) or 128 rows by 96 columns (many).
-std::vector<Tile> tiles_of(const ti::Matmul& m, const Stack& stack) {
-  std::vector<Tile> tiles;
-  for (const Group& group : stack.groups) {
-    bool few = group.rows <= 16;
-    int64_t columns = few ? round_up(std::max<int64_t>(1, 65536 / m.row_bytes), 24) : 96;
-    int64_t rows = few ? 16 : 128, end = group.row + group.rows;
-    for (int64_t c = 0; c < m.columns; c += columns)
-      for (int64_t r = group.row; r < end; r += rows)
-        tiles.push_back({&group, r, std::min(end, r + rows), c, std::min(m.columns, c + columns)});
-  }
-  return tiles;
-}
-
-void run(ffi::ThreadPool& pool, const ti::Kernels& kernels, ti::Matmul& m, const Stack& stack) {
-  m.packed_depth = round_up(m.depth, 32);
-  m.packed_x = ti::scratch<float, 0>(m.rows * m.packed_depth);
-  constexpr int64_t together = 32;
-  ti::parallel_for(pool, (m.rows + together - 1) / together, [&](int64_t i) {
-    kernels.matmul_pack(m, i * together, std::min(m.rows, (i + 1) * together));
-  });
-  std::vector<Tile> tiles = tiles_of(m, stack);
-  ti::parallel_for(pool, static_cast<int64_t>(tiles.size()), [&](int64_t i) {
-    const Tile& tile = tiles[i];
-    ti::Matmul one = m;
-    one.w = stack.w + tile.group->index * stack.w_stride;
-    one.scale = stack.scale + tile.group->index * stack.scale_stride;
-    kernels.matmul_tile(one, tile.row0, tile.row1, tile.column0, tile.column1);
-  });
-}
 
 struct Named {
   std::string_view name;
@@ -79,7 +25,7 @@ int64_t layer_bytes(const ffi::AnyBuffer& stack) {
 
 // One group of all rows, or those of group_sizes [E] with a stack of layers of E matrices. Returns what is wrong.
 std::string group_rows(const ti::Matmul& m, int64_t layer, int64_t matrices, const ffi::Buffer<ffi::S32>& group_sizes,
-                       Stack* stack) {
+                       ti::Stack* stack) {
   int64_t experts = static_cast<int64_t>(group_sizes.element_count()), each = std::max<int64_t>(1, experts);
   if (layer < 0 || layer >= matrices / each)
     return "layer " + std::to_string(layer) + " is outside [0, " + std::to_string(matrices / each) + ")";
@@ -128,7 +74,7 @@ ffi::Error matmul(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer w, ffi:
   if (!ti::float_type_of(x.element_type(), &m.x_type) || !ti::float_type_of(scale.element_type(), &m.scale_type) ||
       !ti::float_type_of(y->element_type(), &m.y_type))
     return ffi::Error::InvalidArgument("matmul: x, scale and y must be float32 or bfloat16");
-  Stack stack = {static_cast<const uint8_t*>(w.untyped_data()), static_cast<const char*>(scale.untyped_data()),
+  ti::Stack stack = {static_cast<const uint8_t*>(w.untyped_data()), static_cast<const char*>(scale.untyped_data()),
                  layer_bytes(w), layer_bytes(scale), {}};
   std::string wrong = group_rows(m, *layer.typed_data(), ws[0], group_sizes, &stack);
   if (!wrong.empty()) return ffi::Error::InvalidArgument("matmul: " + wrong);
@@ -136,7 +82,7 @@ ffi::Error matmul(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer w, ffi:
   m.y = y->untyped_data();
   if (m.rows == 0 || m.columns == 0) return ffi::Error::Success();
   return ti::guarded([&] {
-    run(pool, *kernels, m, stack);
+    ti::run_matmul(pool, *kernels, m, stack);
     int64_t used = stack.groups.empty() ? 0 : stack.groups.back().row + stack.groups.back().rows;
     size_t row = y->size_bytes() / m.rows;
     std::memset(static_cast<char*>(m.y) + used * row, 0, (m.rows - used) * row);

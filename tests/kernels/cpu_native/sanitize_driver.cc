@@ -1,0 +1,137 @@
+// Random products and attentions over threads of its own, for builds with sanitizers: `driver ISA SEED ROUNDS`.
+// Every array is its own heap block of the exact size, and every page that is not in use is absent from the table.
+#include <cmath>
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <numeric>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "attention_run.h"
+#include "matmul_run.h"
+
+namespace {
+
+class Pool {
+ public:
+  explicit Pool(int threads) {
+    for (int i = 0; i < threads; ++i) workers_.emplace_back([this] { work(); });
+  }
+  ~Pool() {
+    {
+      std::lock_guard<std::mutex> hold(mutex_);
+      stopping_ = true;
+    }
+    woken_.notify_all();
+    for (std::thread& worker : workers_) worker.join();
+  }
+  int64_t num_threads() const { return static_cast<int64_t>(workers_.size()); }
+  template <class Work>
+  void Schedule(Work&& work) {
+    {
+      std::lock_guard<std::mutex> hold(mutex_);
+      waiting_.emplace_back(work);
+    }
+    woken_.notify_one();
+  }
+
+ private:
+  void work() {
+    for (;;) {
+      std::unique_lock<std::mutex> hold(mutex_);
+      woken_.wait(hold, [this] { return stopping_ || !waiting_.empty(); });
+      if (waiting_.empty()) return;
+      std::function<void()> next = std::move(waiting_.front());
+      waiting_.pop_front();
+      hold.unlock();
+      next();
+    }
+  }
+  std::mutex mutex_;
+  std::condition_variable woken_;
+  std::deque<std::function<void()>> waiting_;
+  std::vector<std::thread> workers_;
+  bool stopping_ = false;
+};
+
+using Random = std::mt19937;
+
+int64_t pick(Random& random, int64_t low, int64_t high) {
+  return std::uniform_int_distribution<int64_t>(low, high)(random);
+}
+
+std::vector<float> floats(Random& random, size_t count) {
+  std::vector<float> all(count);
+  for (float& x : all) x = std::normal_distribution<float>()(random);
+  return all;
+}
+
+void product(Random& random, Pool& pool, const ti::Kernels& kernels) {
+  ti::Matmul m = {};
+  m.format = static_cast<ti::Format>(pick(random, 0, 7));
+  bool plain = m.format <= ti::Format::kInt8;
+  ti::BlockSize block = ti::block_size(m.format);
+  m.group = 32;
+  m.rows = pick(random, 1, 40), m.columns = pick(random, 1, 60);
+  m.depth = plain ? pick(random, 1, 900) : std::lcm(block.values, m.group) * pick(random, 1, 5);
+  m.row_bytes = m.depth / block.values * block.bytes;
+  std::vector<float> x = floats(random, m.rows * m.depth), scale = floats(random, m.columns * (m.depth / 32 + 1));
+  std::vector<uint8_t> w(m.columns * m.row_bytes, 0x3c);
+  std::vector<float> y(m.rows * m.columns, NAN);
+  m.x = x.data(), m.y = y.data(), m.scale = scale.data();
+  ti::Stack stack = {w.data(), reinterpret_cast<const char*>(scale.data()), 0, 0, {{0, 0, m.rows}}};
+  ti::run_matmul(pool, kernels, m, stack);
+  for (float value : y)
+    if (!std::isfinite(value)) std::printf("a product is not finite\n"), std::exit(1);
+}
+
+void attention(Random& random, Pool& pool, const ti::Kernels& kernels) {
+  ti::Attention a = {};
+  ti::RaggedBatch batch = {};
+  a.kv_heads = pick(random, 1, 3), a.heads = a.kv_heads * pick(random, 1, 20);
+  a.q_dim = a.key_dim = a.value_dim = pick(random, 1, 70);
+  a.pool_type = static_cast<ti::PoolType>(pick(random, 0, 3));
+  int64_t item = a.pool_type == ti::PoolType::kFloat32 ? 4 : a.pool_type == ti::PoolType::kInt8 ? 1 : 2;
+  a.value_offset = a.key_dim * item, a.head_bytes = 2 * a.value_offset, a.row_bytes = a.kv_heads * a.head_bytes;
+  batch.page_size = a.page_size = pick(random, 1, 20), a.page_bytes = a.page_size * a.row_bytes;
+  batch.window = a.window = pick(random, 0, 1) * pick(random, 1, 300);
+  batch.chunk = a.chunk = pick(random, 0, 1) * pick(random, 1, 300);
+  a.soft_cap = static_cast<float>(pick(random, 0, 1)) * 5, a.scale = 0.1f, a.value_scale = 1;
+  batch.sequences = batch.live = pick(random, 1, 5), batch.blocks = a.blocks = 600 / a.page_size + 1;
+  std::vector<int32_t> lens(batch.live), starts(1, 0), table(batch.live * batch.blocks, -7);
+  for (int64_t s = 0; s < batch.live; ++s) {
+    int64_t extend = pick(random, 0, 1) != 0 ? 1 : pick(random, 0, 60), cached = pick(random, 0, 500);
+    lens[s] = static_cast<int32_t>(cached + extend);
+    starts.push_back(starts.back() + static_cast<int32_t>(extend));
+    for (int64_t b = batch.first_visible(cached) / a.page_size; b * a.page_size < lens[s]; ++b)
+      table[s * batch.blocks + b] = static_cast<int32_t>(batch.pages++);
+  }
+  batch.pages = std::max<int64_t>(1, batch.pages), batch.tokens = starts.back();
+  batch.kv_lens = lens.data(), batch.page_table = a.page_table = table.data(), batch.cu_q_lens = starts.data();
+  std::vector<uint8_t> pages(batch.pages * a.page_bytes, 0x3c);
+  std::vector<float> q = floats(random, batch.tokens * a.heads * a.q_dim), out(q.size(), NAN);
+  a.pool = pages.data(), a.q = q.data(), a.out = out.data();
+  if (std::string wrong = batch.wrong(); !wrong.empty()) std::printf("%s\n", wrong.c_str()), std::exit(1);
+  ti::run_attention(pool, kernels, batch, a);
+  for (float value : out)
+    if (!std::isfinite(value)) std::printf("an attention is not finite\n"), std::exit(1);
+}
+
+}  // namespace
+
+int main(int, char** arguments) {
+  Random random(std::atoi(arguments[2]));
+  const ti::Kernels* kernels = ti::select_kernels(arguments[1]);
+  if (kernels == nullptr) return std::printf("no kernels\n"), 1;
+  Pool pool(3);
+  for (int round = 0; round < std::atoi(arguments[3]); ++round) {
+    product(random, pool, *kernels);
+    attention(random, pool, *kernels);
+  }
+  std::printf("clean\n");
+}
