@@ -102,6 +102,18 @@ def test_suffix_tree_knows_exactly_the_paths_that_occur(texts, path):
             assert occurrences(texts, [*path, found.text[found.at]]) > 0
 
 
+@settings(deadline=None)
+@given(text=few, shortest=st.integers(1, 3))
+def test_the_longest_match_is_the_longest_suffix_that_went_on(text, shortest):
+    tree = SuffixTree(depth=6)
+    feed = SuffixFeed(tree)
+    for token in text:
+        feed.append(token)
+    found = tree.longest_match(text, shortest)
+    ends = [n for n in range(shortest, 6) if n <= len(text) and occurrences([text[:-1]], text[len(text) - n :])]
+    assert (found[1] if found else 0) == max(ends, default=0)
+
+
 def test_suffix_prefers_what_followed_most_often():
     text = [1, 2, 3, 8, 1, 2, 4, 8, 1, 2, 3, 9, 1, 2]
     draft = once(SuffixDrafter(), text, k=1)

@@ -58,7 +58,7 @@ class SuffixDrafter(Drafter):
 
     depth: longest path; shortest: tokens that must match; least: the chance of standing below which a draft ends;
     per_step: tokens of all requests, and of finished ones, entered in one call; max_size: nodes and tokens kept per
-    tenant; max_tenants: the least recently used tenant is forgotten beyond that.
+    tenant, about 90 bytes each; max_tenants: the least recently used tenant is forgotten beyond that.
     """
 
     name = "suffix"

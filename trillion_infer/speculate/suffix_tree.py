@@ -46,11 +46,15 @@ class SuffixTree:
 
     def longest_match(self, tokens: Sequence[int], shortest: int) -> tuple[Node, int] | None:
         """End of the longest suffix of `tokens` that occurs and goes on, and its length, if at least `shortest`."""
-        for length in range(min(self.depth - 1, len(tokens)), shortest - 1, -1):
+        best, low, high = None, shortest, min(self.depth - 1, len(tokens))
+        while low <= high:  # what goes on at one length does so at each shorter one
+            length = (low + high) // 2
             node = self.follow(tokens[len(tokens) - length :])
             if node is not None and (node.children or node.at < len(node.text)):
-                return node, length
-        return None
+                best, low = (node, length), length + 1
+            else:
+                high = length - 1
+        return best
 
     def continuation(self, node: Node, count: int, trust: float, least: float) -> tuple[list[int], list[float]]:
         """The likeliest tokens after `node`, and the chance of each: its share among those seen, times `trust`.
