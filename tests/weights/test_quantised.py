@@ -30,7 +30,7 @@ FP8 = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
 FORMATS = [
     ("int4_g32", Int4(32), "weight_packed", "weight_scale"),
     ("fp8_block", Fp8(128), "weight", "weight_scale_inv"),
-    ("mxfp4_gpt_oss", Mxfp4(), "blocks", "scales"),
+    ("mxfp4_gpt_oss", Mxfp4(32), "blocks", "scales"),
 ]
 
 

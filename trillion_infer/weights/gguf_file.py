@@ -59,7 +59,7 @@ class GGUFFile:
         version, tensors, keys = struct.unpack("<IQQ", head[4:])
         if version not in (2, 3):
             raise ModelLoadError(f"{path} has GGUF version {version}; versions 2 and 3, little-endian, are supported")
-        cursor = _Cursor(memoryview(self.mapped.bytes), 24)
+        cursor = _Cursor(self.mapped.bytes.data, 24)
         try:
             self.metadata: Mapping[str, Any] = _Metadata({cursor.string(): cursor.value() for _ in range(keys)})
             self.metadata_end = cursor.at

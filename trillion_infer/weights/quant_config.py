@@ -27,7 +27,7 @@ def read_quantisation(config: Mapping[str, Any]) -> tuple[StoredFormat | None, t
             raise _unsupported(f"fp8 with weight_block_size {block} and fmt {quant.get('fmt')!r}")
         return Fp8(block[0]), ()
     if method == "mxfp4":
-        return Mxfp4(), ()
+        return Mxfp4(32), ()
     raise _unsupported(f"quant_method {method!r}")
 
 
@@ -51,7 +51,7 @@ def _compressed_tensors(quant: Mapping[str, Any]) -> StoredFormat:
         wrong.append(f"actorder={weights['actorder']!r}")
     size = weights.get("group_size")
     if not isinstance(size, int) or size < 8 or size % 8:
-        wrong.append(f"group_size={size!r}")
+        raise _unsupported(f"compressed-tensors pack-quantized with group_size={size!r}")
     if wrong:
         raise _unsupported(f"compressed-tensors pack-quantized with {', '.join(wrong)}")
     return Int4(size)

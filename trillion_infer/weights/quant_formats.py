@@ -9,11 +9,14 @@ e2m1 * 2**(scale - 127).
 The model calls the mxfp4 weight `X` and has it as `[E, in, out]`; the others are `[out, in]`.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar
 
 import ml_dtypes
 import numpy as np
+
+from pallas_kernels.quantised_matmul.formats import Format
 
 Shape = tuple[int, ...]
 
@@ -21,54 +24,50 @@ _E4M3 = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.f
 _E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 
 
-class StoredFormat(Protocol):
-    """One way of storing weights. `name` is that of `pallas_kernels.quantised_matmul`; `group` is along `in`."""
+@dataclass(frozen=True)
+class StoredFormat(ABC):
+    """One way of storing weights; `group` elements along `in` share a scale."""
 
-    name: str
     group: int
-    per_item: int  # elements in one item of the packed array
-    in_axis: int  # axis of the weight, as a model has it, that is packed along: -1, or -2 where it is stored transposed
-    packed_suffix: str
-    scale_suffix: str
-    other_suffixes: tuple[str, ...]
+    name: ClassVar[Format]
+    per_item: ClassVar[int]  # elements in one item of the packed array
+    packed_suffix: ClassVar[str]
+    scale_suffix: ClassVar[str]
+    other_suffixes: ClassVar[tuple[str, ...]] = ()
+    in_axis: ClassVar[int] = -1  # axis of the weight, as a model has it, that is packed along; -2: stored transposed
 
+    @abstractmethod
     def shape(self, packed: Shape, scale: Shape) -> Shape | None:
         """Shape of the weight as a model has it; None when the two do not belong together."""
-        ...
 
+    @abstractmethod
     def packed(self, stored: np.ndarray) -> np.ndarray:
         """The stored array as `[…, out, in / per_item]` in the dtype that device memory keeps."""
-        ...
 
     def row_scales(self, stored: np.ndarray, rows: int) -> np.ndarray:
         """A scale for each row and group, `[…, out, in / group]`."""
-        ...
+        return stored
 
+    @abstractmethod
     def decode(self, packed: np.ndarray, scales: np.ndarray) -> np.ndarray:
         """Float32 values `[…, out, in]` of what `packed` and `row_scales` return."""
-        ...
 
 
 @dataclass(frozen=True)
-class Int4:
+class Int4(StoredFormat):
     """compressed-tensors' pack-quantized: symmetric four-bit integers."""
 
-    group: int
-    name: str = "int4"
-    per_item: int = 8
-    in_axis: int = -1
-    packed_suffix: str = "_packed"
-    scale_suffix: str = "_scale"
-    other_suffixes: tuple[str, ...] = ("_shape",)
+    name = "int4"
+    per_item = 8
+    packed_suffix = "_packed"
+    scale_suffix = "_scale"
+    other_suffixes = ("_shape",)
 
     def shape(self, packed: Shape, scale: Shape) -> Shape | None:
         out, width = packed[0], packed[-1] * self.per_item
         return (out, width) if scale == (out, width // self.group) and width % self.group == 0 else None
 
     def packed(self, stored: np.ndarray) -> np.ndarray:
-        return stored
-
-    def row_scales(self, stored: np.ndarray, rows: int) -> np.ndarray:
         return stored
 
     def decode(self, packed: np.ndarray, scales: np.ndarray) -> np.ndarray:
@@ -80,16 +79,13 @@ class Int4:
 
 
 @dataclass(frozen=True)
-class Fp8:
+class Fp8(StoredFormat):
     """e4m3 values with one float32 scale a block of `group` x `group`, to multiply by."""
 
-    group: int
-    name: str = "fp8"
-    per_item: int = 1
-    in_axis: int = -1
-    packed_suffix: str = ""
-    scale_suffix: str = "_scale_inv"
-    other_suffixes: tuple[str, ...] = ()
+    name = "fp8"
+    per_item = 1
+    packed_suffix = ""
+    scale_suffix = "_scale_inv"
 
     def shape(self, packed: Shape, scale: Shape) -> Shape | None:
         return packed if scale == tuple(-(-n // self.group) for n in packed) else None
@@ -106,16 +102,14 @@ class Fp8:
 
 
 @dataclass(frozen=True)
-class Mxfp4:
+class Mxfp4(StoredFormat):
     """gpt-oss's experts: pairs of e2m1 with a power of two for 32 elements; a whole layer's experts in one tensor."""
 
-    group: int = 32
-    name: str = "mxfp4"
-    per_item: int = 2
-    in_axis: int = -2
-    packed_suffix: str = "_blocks"
-    scale_suffix: str = "_scales"
-    other_suffixes: tuple[str, ...] = ()
+    name = "mxfp4"
+    per_item = 2
+    in_axis = -2
+    packed_suffix = "_blocks"
+    scale_suffix = "_scales"
 
     def shape(self, packed: Shape, scale: Shape) -> Shape | None:
         experts, out, groups = packed[:3]
@@ -123,9 +117,6 @@ class Mxfp4:
 
     def packed(self, stored: np.ndarray) -> np.ndarray:
         return stored.reshape(*stored.shape[:2], -1)
-
-    def row_scales(self, stored: np.ndarray, rows: int) -> np.ndarray:
-        return stored
 
     def decode(self, packed: np.ndarray, scales: np.ndarray) -> np.ndarray:
         values = np.empty((*packed.shape[:-1], packed.shape[-1] * 2), np.float32)
