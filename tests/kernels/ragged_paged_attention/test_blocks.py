@@ -25,7 +25,7 @@ def test_heuristic_blocks_fit_vector_and_shared_memory(spec):
 def test_blocks_that_are_too_large_are_refused_with_both_sizes():
     shape = blocks.Shape(64, 8, 128, 64, "bfloat16")
     reason = blocks.TpuBlocks(block_q=4096, pages=64).refusal(shape)
-    assert reason.endswith(f"of which {2 * blocks.VECTOR_BUDGET} may be used.")
+    assert reason.endswith(f"of which {blocks.VECTOR_LIMIT} may be used.")
     reason = blocks.GpuBlocks(keys=1024, rows=64, warps=4, stages=2).refusal(shape)
     assert reason.endswith(f"of which {blocks.SHARED_BUDGET} may be used.")
 

@@ -1,0 +1,116 @@
+"""Measured rates of the operation beside a device's limits, and the search for block sizes."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import product
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pallas_kernels.ragged_paged_attention import gpu, reference, tpu
+from pallas_kernels.ragged_paged_attention.arg_specs import SPECS, ArgSpec
+from pallas_kernels.ragged_paged_attention.blocks import GpuBlocks, Shape, TpuBlocks
+from pallas_kernels.ragged_paged_attention.cost import fewest
+
+TINY = ArgSpec("tiny", 2, 4, 2, 128, page_size=16, pool_dtype="float32", max_len=64)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A shape, and (cached_len, extend_len) of each sequence."""
+
+    spec: ArgSpec
+    lens: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Rates by the fewest bytes and operations that the result needs."""
+
+    seconds: float
+    bytes_per_second: float
+    flops_per_second: float
+
+
+def cases(name: str, memory: int) -> Iterator[Case]:
+    """Decode at batch 8 to 256 and context 1k to 128k, and prefill, where the pool fits in `memory` bytes."""
+    spec = next(spec for spec in SPECS if spec.name == name)
+    batches = [
+        [(context - 1, 1)] * size for size, context in product((8, 32, 64, 256), (1024, 8192, 32768, 131072))
+    ]
+    batches += [[(context, 2048)] for context in (0, 8192, 131072 - 2048)]
+    row = 2 * spec.kv_heads * max(spec.dim, 128) * jnp.dtype(spec.pool_dtype).itemsize
+    for lens in batches:
+        if sum(cached + extend for cached, extend in lens) * row <= memory:
+            yield Case(replace(spec, layers=1), tuple(lens))
+
+
+def tiny_cases() -> Iterator[Case]:
+    """A decode and a prefill batch that an interpreter can run."""
+    yield Case(TINY, ((20, 1), (3, 1)))
+    yield Case(TINY, ((5, 9),))
+
+
+def measure(case: Case, backend: str, *, repeats: int, interpret: bool = False, blocks=None) -> Measurement:
+    """Fastest of `repeats` calls on the default device; random values, pages in random order."""
+    arguments = _arguments(case, backend)
+    pool = arguments.pop("kv_pool")
+    options = dict.fromkeys(("soft_cap", "k_scale", "v_scale")) | case.spec.keywords()
+    extends = [extend for _, extend in case.lens]
+    run = {"reference": reference, "tpu": tpu, "gpu": gpu}[backend].ragged_paged_attention
+    if backend != "reference":
+        run = partial(run, interpret=interpret, blocks=blocks)
+    sinks = jnp.zeros(case.spec.heads) if case.spec.sinks else None
+    op = jax.jit(partial(run, sinks=sinks, max_q_len=max(extends), **options), donate_argnames="kv_pool")
+    best = float("inf")
+    for _ in range(repeats + 1):
+        start = time.perf_counter()
+        _, pool = jax.block_until_ready(op(kv_pool=pool, **arguments))
+        best = min(best, time.perf_counter() - start)
+    cost = fewest(case.spec, case.lens)
+    return Measurement(best, cost.bytes / best, cost.flops / best)
+
+
+def tune(name: str, backend: str, device: str) -> dict:
+    """The entry of tuning/*.json for a shape: the fastest blocks that fit, for both decode and prefill."""
+    spec = replace(next(spec for spec in SPECS if spec.name == name), layers=1)
+    case = Case(spec, (*[(8191, 1)] * 32, (7680, 512)))
+    lanes = -(-spec.dim // 128) * 128 if backend == "tpu" else spec.dim
+    shape = Shape(spec.heads, spec.kv_heads, lanes, spec.page_size, spec.pool_dtype)
+    if backend == "tpu":
+        pages = sorted({max(1, keys // spec.page_size) for keys in (256, 512, 1024, 2048)})
+        candidates = [TpuBlocks(*sizes) for sizes in product((16, 32, 64, 128, 256), pages)]
+    else:
+        candidates = [
+            GpuBlocks(*sizes) for sizes in product((32, 64, 128), (16, 32, 64, 128), (4, 8), (2, 3, 4))
+        ]
+    fitting = [blocks for blocks in candidates if blocks.refusal(shape) is None]
+    best = min(fitting, key=lambda blocks: measure(case, backend, repeats=5, blocks=blocks).seconds)
+    return {"shape": {"device": device, **asdict(shape)}, "blocks": asdict(best)}
+
+
+def _arguments(case: Case, backend: str) -> dict[str, jax.Array]:
+    spec, rng = case.spec, np.random.default_rng(0)
+    counts = [-(-(cached + extend) // spec.page_size) for cached, extend in case.lens]
+    tokens = sum(extend for _, extend in case.lens)
+    spec = replace(spec, max_len=max(counts) * spec.page_size)
+    names = ("q", "k", "v", "kv_pool", "layer", "kv_lens", "page_table", "cu_q_lens", "num_seqs")
+    shapes = dict(zip(names, spec.abstract(backend, len(case.lens), tokens, sum(counts)), strict=True))
+    order, table = rng.permutation(sum(counts)), np.zeros(shapes["page_table"].shape, np.int32)
+    for s, (count, end) in enumerate(zip(counts, np.cumsum(counts), strict=True)):
+        table[s, :count] = order[end - count : end]
+    arrays = {
+        name: jnp.asarray(rng.normal(size=shapes[name].shape), shapes[name].dtype) for name in ("q", "k", "v")
+    }
+    ints = {
+        "layer": 0,
+        "kv_lens": [cached + extend for cached, extend in case.lens],
+        "page_table": table,
+        "cu_q_lens": np.cumsum([0, *(extend for _, extend in case.lens)]),
+        "num_seqs": [sum(extend == 1 for _, extend in case.lens), len(case.lens)],
+    }
+    arrays |= {name: jnp.asarray(value, jnp.int32) for name, value in ints.items()}
+    return arrays | {"kv_pool": jnp.zeros(shapes["kv_pool"].shape, shapes["kv_pool"].dtype)}
