@@ -1,0 +1,31 @@
+"""Processes of one program each read only the tensors of their own shards."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from trillion_infer.testing.checkpoints import write_hf_directory
+
+
+def test_two_processes_read_half_each(tmp_path):
+    tensors = {f"w.{i}": np.full((16, 8), i, np.float32) for i in range(4)} | {"n": np.arange(8, dtype=np.float32)}
+    write_hf_directory(tmp_path, tensors, {}, shards=2)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    script = Path(__file__).with_name("load_process.py")
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    running = [
+        subprocess.Popen(
+            [sys.executable, script, str(rank), str(port), tmp_path], env=env, stdout=subprocess.PIPE, text=True
+        )
+        for rank in range(2)
+    ]
+    said = [json.loads(process.communicate(timeout=300)[0].splitlines()[-1]) for process in running]
+    half = 2 * 16 * 8 * 4 + 8 * 4
+    assert said == [{"bytes": half, "right": True, "shape": [4, 16, 8]}] * 2
