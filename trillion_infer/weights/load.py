@@ -1,5 +1,6 @@
 """Weights from a checkpoint's files to their shards on a mesh, in parallel, without a second copy on the host."""
 
+import math
 import os
 import threading
 import time
@@ -10,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Sharding, SingleDeviceSharding
 
@@ -76,7 +78,11 @@ def load_params(
         return kept.join(parts), report
     plan = plan_load(specs, checkpoint, dtype=dtype, ignore=ignore, tied=tied)
     budget = ByteBudget(STAGED_BYTES)
-    params = {n: _Parameter(specs[n].shape, plan.dtypes[n], shardings[n], budget, staged) for n in specs}
+    whole = {
+        name: jax.ShapeDtypeStruct(s.shape, plan.dtypes[name], sharding=shardings[name]) for name, s in specs.items()
+    }
+    blank = _blank({name: w for name, w in whole.items() if (_worth_staging(w) if staged is None else staged)})
+    params = {name: _Parameter(w, blank.pop(name, None), budget) for name, w in whole.items()}
     jobs = list(_jobs(plan, checkpoint, params))
     total = sum(job.bytes for job in jobs)
     _run(jobs, progress or (lambda done, total: None), total, threads or min(32, os.cpu_count() or 1))
@@ -85,41 +91,56 @@ def load_params(
     return arrays, LoadReport(total, time.perf_counter() - begun, tied=plan.tied, skipped=plan.skipped)
 
 
+def _worth_staging(whole: jax.ShapeDtypeStruct) -> bool:
+    """True for parameters whose shards are too large to collect on the host before they are sent."""
+    on_host = next(iter(whole.sharding.device_set)).platform == "cpu"
+    return not on_host and math.prod(whole.sharding.shard_shape(whole.shape)) * whole.dtype.itemsize > WHOLE_BYTES
+
+
+def _blank(wanted: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, dict[jax.Device, jax.Array]]:
+    """Zeros on the devices, by one program for all parameters: each one's array on each device."""
+    if not wanted:
+        return {}
+    make = jax.jit(
+        lambda: {name: jnp.zeros(w.shape, w.dtype) for name, w in wanted.items()},
+        out_shardings={name: w.sharding for name, w in wanted.items()},
+    )
+    return {name: {s.device: s.data for s in array.addressable_shards} for name, array in make().items()}
+
+
 class _Parameter:
-    """One parameter while it is being filled."""
+    """One parameter while it is being filled: in `blank` arrays on the devices, or without them on the host."""
 
-    def __init__(
-        self, shape: tuple[int, ...], dtype: np.dtype, sharding: Sharding, budget: ByteBudget, staged: bool | None
-    ):
-        self._shape, self._sharding = shape, sharding
-        self.dtype = dtype
+    def __init__(self, whole: jax.ShapeDtypeStruct, blank: dict[jax.Device, jax.Array] | None, budget: ByteBudget):
+        self._whole = whole
+        self.dtype = np.dtype(whole.dtype)
         by_bounds: dict[Bounds, list[jax.Device]] = {}
-        for device, index in sharding.addressable_devices_indices_map(shape).items():
-            bounds = tuple(s.indices(n)[:2] for s, n in zip(index, shape, strict=True))
+        for device, index in whole.sharding.addressable_devices_indices_map(whole.shape).items():
+            bounds = tuple(s.indices(n)[:2] for s, n in zip(index, whole.shape, strict=True))
             by_bounds.setdefault(bounds, []).append(device)
-        self.shards = [_Filling(b, dtype, self._places(d), budget, staged) for b, d in by_bounds.items()]
-
-    def _places(self, devices: Sequence[jax.Device]) -> list[SingleDeviceSharding]:
-        return [SingleDeviceSharding(d, memory_kind=self._sharding.memory_kind) for d in devices]
+        self.shards = []
+        for bounds, devices in by_bounds.items():
+            places = [SingleDeviceSharding(d, memory_kind=whole.sharding.memory_kind) for d in devices]
+            if blank is None:
+                shard = HostShard([high - low for low, high in bounds], self.dtype, places)
+            else:
+                shard = StagedShard([blank.pop(d) for d in devices], places, budget)
+            self.shards.append(_Filling(bounds, shard))
 
     def array(self) -> jax.Array:
         """The whole, as a global array."""
         local = [a for shard in self.shards for a in shard.arrays()]
-        return jax.make_array_from_single_device_arrays(self._shape, self._sharding, local)
+        return jax.make_array_from_single_device_arrays(self._whole.shape, self._whole.sharding, local)
 
 
 class _Filling:
     """A shard with the number of pieces it still waits for; it is placed as soon as the last one is in."""
 
-    def __init__(self, bounds: Bounds, dtype: np.dtype, places: Sequence[SingleDeviceSharding], budget, staged):
+    def __init__(self, bounds: Bounds, shard: Shard):
         self.bounds = bounds
+        self._shard = shard
         self._waiting, self._lock = 0, threading.Lock()
         self._arrays: list[jax.Array] | None = None
-        shape = tuple(high - low for low, high in bounds)
-        if staged is None:
-            on_host = next(iter(places[0].device_set)).platform == "cpu"
-            staged = not on_host and int(np.prod(shape)) * dtype.itemsize > WHOLE_BYTES
-        self._shard: Shard = StagedShard(shape, dtype, places, budget) if staged else HostShard(shape, dtype, places)
 
     def expect(self) -> None:
         """One more piece will come."""

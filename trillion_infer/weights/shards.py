@@ -9,7 +9,6 @@ from functools import partial
 from typing import Protocol
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
@@ -59,14 +58,12 @@ class HostShard:
 
 
 class StagedShard:
-    """Filled in place on the device, a block of host memory at a time; the budget bounds the blocks in flight."""
+    """Zeros on each device, filled in place, a block of host memory at a time; the budget bounds blocks in flight."""
 
-    def __init__(
-        self, shape: Sequence[int], dtype: np.dtype, places: Sequence[SingleDeviceSharding], budget: "ByteBudget"
-    ):
-        self._dtype, self._places, self._budget = dtype, places, budget
+    def __init__(self, blank: list[jax.Array], places: Sequence[SingleDeviceSharding], budget: "ByteBudget"):
+        self._arrays, self._places, self._budget = blank, places, budget
+        self._dtype = blank[0].dtype
         self._lock = threading.Lock()
-        self._arrays = [jax.jit(partial(jnp.zeros, tuple(shape), dtype), out_shardings=place)() for place in places]
 
     def write(self, where: tuple[slice, ...], fill: Fill) -> None:
         shape = tuple(len(range(s.start, s.stop, s.step or 1)) for s in where)
