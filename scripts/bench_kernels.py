@@ -2,8 +2,8 @@
 
 Run:    python scripts/bench_kernels.py --spec=llama-3-8b
         python scripts/bench_kernels.py --spec=llama-3-8b --tune       # writes tuning/*.json of the operation
-Expect: a JSON line a batch: seconds, bandwidth and FLOP/s, and their shares of the device's limits. The goal
-        is 85% of bandwidth in decode and 70% of FLOP/s in prefill. On CPU a tiny batch runs in interpret mode,
+Expect: a JSON line a batch: seconds, bandwidth and FLOP/s, and their shares of the limits of the device. The
+        goal is 85% of bandwidth in decode, 70% of FLOP/s in prefill. On CPU tiny batches are interpreted,
         without shares.
 """
 

@@ -47,7 +47,7 @@ class TpuBlocks:
         itemsize = jnp.dtype(shape.pool_dtype).itemsize
         chunks = 2 * keys * 2 * shape.kv_heads * itemsize * shape.dim
         queries = shape.kv_heads * (4 * rows * shape.dim + padded * (3 * LANES + shape.dim)) * 4
-        work = 4 * padded * keys * 4 + 6 * keys * shape.dim * 4
+        work = 7 * padded * keys * 4 + 6 * keys * shape.dim * 4
         return chunks + queries + work + 4 * 2**20
 
     def refusal(self, shape: Shape) -> str | None:

@@ -157,7 +157,11 @@ def kernel(
                 fetch_kv(i + 1, next_start, next_stop, 1 - slot, lambda copy: copy.start())
 
             fetch_kv(i, block, stop, slot, lambda copy: copy.wait())
-            accumulate(i, slot, block * size, position, position + count - 1)
+            last, key = position + count - 1, block * size
+            whole = key >= first_visible(last, plan.window, plan.chunk)
+            whole = whole & (key + plan.pages * size - 1 <= position)
+            pl.when(whole)(lambda: accumulate(i, slot, key, position, last, masked=False))
+            pl.when(~whole)(lambda: accumulate(i, slot, key, position, last, masked=True))
             return 1 - slot
 
         slot = lax.fori_loop(0, chunks, step, slot)
@@ -198,8 +202,11 @@ def kernel(
         flat = kv_buf.bitcast(jnp.int32).at[slot].reshape(keys * plan.words, plan.dim)
         return flat[pl.ds(word, keys, stride=plan.words)]
 
-    def accumulate(i, slot, first_key, position, last):
-        """Adds the chunk of keys from `first_key` in `slot` to the online softmax of item i."""
+    def accumulate(i, slot, first_key, position, last, *, masked):
+        """Adds the chunk of keys from `first_key` in `slot` to the online softmax of item i.
+
+        `masked` unless every query of the item sees every key of the chunk.
+        """
         keys, dot_dtype = plan.pages * size, jnp.dtype(plan.dot_dtype)
         precision = lax.Precision.HIGHEST if dot_dtype == jnp.float32 else None
         query = position + row_index()
@@ -212,17 +219,19 @@ def kernel(
             words = get_words(slot, k_word)
             k = unpack(words, k_index, plan.pool_dtype).astype(dot_dtype)
             words = words if v_word == k_word else get_words(slot, v_word)
-            v = jnp.where(held, unpack(words, v_index, plan.pool_dtype), 0.0).astype(dot_dtype)
+            v = unpack(words, v_index, plan.pool_dtype)
+            v = (jnp.where(held, v, 0.0) if masked else v).astype(dot_dtype)
             q = get_rows(q_buf, (lax.rem(i, 2), h)).astype(dot_dtype)
             scores = lax.dot_general(
                 q, k, (((1,), (1,)), ((), ())), precision=precision, preferred_element_type=jnp.float32
             )
             if plan.soft_cap is not None:
                 scores = plan.soft_cap * jnp.tanh(scores * (1.0 / plan.soft_cap))
-            scores = jnp.where(seen, scores, LOWEST)
+            scores = jnp.where(seen, scores, LOWEST) if masked else scores
             old = peak[h][:, :1]
             top = jnp.maximum(old, jnp.max(scores, axis=1, keepdims=True))
-            weights = jnp.where(seen, jnp.exp(scores - top), 0.0)
+            weights = jnp.exp(scores - top)
+            weights = jnp.where(seen, weights, 0.0) if masked else weights
             fade = jnp.exp(old - top)
             part = lax.dot_general(
                 weights.astype(dot_dtype),

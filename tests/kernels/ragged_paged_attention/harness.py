@@ -16,6 +16,7 @@ ARRAYS = ("q", "k", "v", "kv_pool", "layer", "kv_lens", "page_table", "cu_q_lens
 DECODE = ((0, 1), (15, 1), (16, 1), (300, 1))
 MIXED = (*DECODE, (0, 40), (17, 5), (100, 130))
 SMALL = ((0, 1), (15, 1), (16, 1), (40, 1), (0, 20), (17, 5))
+LONG = ((2100, 1), (1030, 3))
 KERNEL_CASES = (
     "decode",
     "mixed",

@@ -2,11 +2,15 @@
 
 from math import prod
 
+import jax
+import jax.numpy as jnp
 import pytest
+from jax.sharding import PartitionSpec as P
 
+from pallas_kernels.ragged_paged_attention import ragged_paged_attention
 from pallas_kernels.ragged_paged_attention.ahead_of_time import DECODE, PREFILL, compile_layers, pool_copies
-from pallas_kernels.ragged_paged_attention.arg_specs import SPECS
-from sharding.topologies import topology
+from pallas_kernels.ragged_paged_attention.arg_specs import SPECS, ArgSpec
+from sharding.topologies import mesh, topology
 
 TARGETS = {
     "v5e:2x2": "tpu",
@@ -27,3 +31,21 @@ def test_compiles_with_temporaries_below_two_percent_of_the_pool(spec, target, b
     size = prod(pool.shape) * pool.dtype.itemsize
     assert compiled.memory_analysis().temp_size_in_bytes < 0.02 * size
     assert pool_copies(compiled, pool) == []
+
+
+@pytest.mark.aot
+@pytest.mark.parametrize("target", ["v5e:2x2", "h100:8"])
+def test_heads_split_over_a_mesh_compile(target):
+    platform = TARGETS[target]
+    spec = ArgSpec("two-devices", 2, 8, 4, 128, sinks=True)
+    args = spec.abstract(platform, 4, 16, 64)
+    sinks = jax.ShapeDtypeStruct((spec.heads,), jnp.float32)
+    heads, pool = P(None, "tensor"), P(None, None, None, "tensor")
+    mapped = jax.shard_map(
+        lambda *a: ragged_paged_attention(*a[:-1], sinks=a[-1], scale=0.1, backend=platform),
+        mesh=mesh(target, (2,), ("tensor",)),
+        in_specs=(heads, heads, heads, pool, *[P()] * 5, P("tensor")),
+        out_specs=(heads, pool),
+    )
+    compiled = jax.jit(mapped, donate_argnums=3).lower(*args, sinks).compile()
+    assert "all-" not in compiled.as_text()

@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 from hypothesis import given, settings
 
-from .harness import CASES, KERNEL_CASES, SMALL, check, ragged_cases
+from . import naive
+from .harness import CASES, KERNEL_CASES, LONG, SMALL, check, ragged_cases
 
 
 @pytest.mark.parametrize("name", KERNEL_CASES)
@@ -13,6 +14,10 @@ def test_output_and_pool_match_dense_attention(name):
     case = CASES[name]
     lanes = -(-case.dim // 128) * 128
     check(dataclasses.replace(case, lens=SMALL, lanes=lanes), "tpu", interpret=True)
+
+
+def test_a_context_of_several_chunks_matches_dense_attention():
+    check(naive.Case(LONG, heads=2, kv_heads=1, dim=128, page_size=128), "tpu", interpret=True)
 
 
 @settings(max_examples=4, deadline=None)
