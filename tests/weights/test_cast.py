@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from trillion_infer.weights.cast import convertible, copy_into
 
+pytestmark = pytest.mark.smoke
+
 FLOATS = [np.float32, np.float16, ml_dtypes.bfloat16]
 
 

@@ -15,6 +15,8 @@ from trillion_infer.testing.checkpoints import write_hf_directory, write_index
 from trillion_infer.weights import open_checkpoint
 from trillion_infer.weights.safetensors_file import SafetensorsFile
 
+pytestmark = pytest.mark.smoke
+
 CONFIG = {"architectures": ["X"], "tie_word_embeddings": False}
 
 

@@ -3,11 +3,14 @@
 import math
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from trillion_infer.weights.pieces import pieces
 from trillion_infer.weights.plan import Region
+
+pytestmark = pytest.mark.smoke
 
 
 @st.composite

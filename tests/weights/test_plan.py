@@ -9,6 +9,8 @@ from trillion_infer.testing.checkpoints import write_hf_directory
 from trillion_infer.weights import ParamSpec, Source, open_checkpoint
 from trillion_infer.weights.plan import plan_load
 
+pytestmark = pytest.mark.smoke
+
 TIED = {"lm_head.weight": "embed.weight"}
 EMBED = np.arange(32, dtype=np.float32).reshape(8, 4)
 
