@@ -51,9 +51,19 @@ TEXTS = [
     "<0x0A> ▁literal▁ Ġliteral",
 ]
 
+CHATS = [
+    [{"role": "user", "content": "Hi"}],
+    [{"role": "system", "content": "Be brief. 짧게."}, {"role": "user", "content": "What is  2 + 2?\n"}],
+    [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b 👍"},
+        {"role": "user", "content": "  <|im_start|>c"},
+    ],
+]
+
 
 def main(smollm2: str, gemma3: str, output: str) -> None:
-    golden = {"texts": TEXTS}
+    golden = {"texts": TEXTS, "chats": CHATS}
     for name, path in (("smollm2", Path(smollm2)), ("gemma3", Path(gemma3))):
         tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
         if name == "smollm2":
@@ -70,6 +80,10 @@ def main(smollm2: str, gemma3: str, output: str) -> None:
             "decoded_clean": [tokenizer.decode(ids, skip_special_tokens=True) for ids in plain],
         }
         print(name, len(TEXTS))
+        if tokenizer.chat_template:
+            golden[name]["chats"] = [
+                tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False) for chat in CHATS
+            ]
     Path(output).write_text(json.dumps(golden, ensure_ascii=True, indent=None, separators=(",", ":")) + "\n")
 
 

@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import pytest
 
@@ -26,6 +27,13 @@ def test_smollm2_prompt(smollm2_tokenizer):
         "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
         "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     )
+
+
+def test_smollm2_ids_equal_transformers(smollm2_tokenizer):
+    golden = json.loads((Path(__file__).parent / "golden_ids.json").read_text())
+    for chat, ids in zip(golden["chats"], golden["smollm2"]["chats"], strict=True):
+        assert encode_chat(smollm2_tokenizer, chat) == ids
+        assert smollm2_tokenizer.encode(render_chat(smollm2_tokenizer, chat)) == ids
 
 
 def test_exactly_one_bos_on_every_path(byte_tokenizer):

@@ -38,7 +38,7 @@ def eos_ids_from_gguf(metadata: Mapping[str, Any]) -> frozenset[int]:
     template = metadata.get("tokenizer.chat_template", "")
     wanted = {token for token in _TURN_ENDS if token in template}
     if wanted:
-        types, tokens = _get(metadata, "token_type"), _get(metadata, "tokens")
+        types, tokens = np.asarray(_get(metadata, "token_type")), _get(metadata, "tokens")
         ids.update(int(i) for i in np.flatnonzero(types == _CONTROL) if tokens[i] in wanted)
     return frozenset(int(i) for i in ids if i is not None)
 

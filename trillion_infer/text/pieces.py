@@ -19,6 +19,7 @@ def _byte_level_alphabet() -> dict[str, int]:
 
 
 _ALPHABET = _byte_level_alphabet()
+_LETTERS = {byte: char for char, byte in _ALPHABET.items()}
 _BYTE_PIECES = {f"<0x{b:02X}>": bytes([b]) for b in range(256)}
 
 
@@ -28,6 +29,11 @@ def byte_level_bytes(piece: str) -> bytes:
         return bytes([_ALPHABET[char] for char in piece])
     except KeyError:
         return piece.encode()
+
+
+def byte_level_piece(data: bytes) -> str:
+    """The byte-level spelling of `data`, the reverse of `byte_level_bytes`."""
+    return "".join([_LETTERS[byte] for byte in data])
 
 
 def sentencepiece_bytes(piece: str) -> bytes:

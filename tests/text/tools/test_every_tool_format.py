@@ -83,8 +83,8 @@ def check(message, reasoning, content, made):
 
 
 @pytest.mark.parametrize("format", FORMATS)
-@given(data=st.data(), sizes=st.lists(st.integers(0, 9), max_size=120))
-@settings(max_examples=120)
+@given(data=st.data(), sizes=st.lists(st.integers(0, 9), max_size=60))
+@settings(max_examples=60)
 def test_a_written_message_is_read_back_from_any_cutting_of_its_text(format, data, sizes):
     reasoning, content, made = data.draw(messages(format))
     text = render(format, reasoning, content, made)
@@ -93,7 +93,7 @@ def test_a_written_message_is_read_back_from_any_cutting_of_its_text(format, dat
 
 
 @pytest.mark.parametrize("format", FORMATS)
-@given(data=st.data(), sizes=st.lists(st.integers(0, 9), max_size=120))
+@given(data=st.data(), sizes=st.lists(st.integers(0, 9), max_size=60))
 @settings(max_examples=60)
 def test_a_written_message_is_read_back_from_any_cutting_of_its_tokens(marker_tokenizer, format, data, sizes):
     reasoning, content, made = data.draw(messages(format))
@@ -115,7 +115,7 @@ def debris(draw, format):
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("kind", ["text", "tokens"])
 @given(data=st.data(), sizes=st.lists(st.integers(0, 9), max_size=80))
-@settings(max_examples=150)
+@settings(max_examples=60)
 def test_any_output_is_read_alike_from_every_cutting(marker_tokenizer, format, kind, data, sizes):
     text = data.draw(debris(format))
     if kind == "text":
