@@ -9,6 +9,7 @@ from trillion_infer.sample import RowParams, SamplerState, pack, sample, unpack
 from trillion_infer.sample.host import slot_chunks
 from trillion_infer.sample.state import init_slot
 
+ROWS, SMALL = 8, 16
 step = jax.jit(sample)
 enter = jax.jit(init_slot)
 
@@ -28,18 +29,25 @@ def on_device(rows):
     return unpack(jnp.asarray(pack(rows)))
 
 
-def all_allowed(num_rows, vocab):
-    return jnp.full((num_rows, -(-vocab // 32)), 0xFFFFFFFF, jnp.uint32)
+def fresh(vocab=SMALL):
+    return SamplerState.create(ROWS, vocab)
 
 
 def run(logits, rows, state=None, mask=None):
-    """One step: (Sampled as numpy, new state)."""
-    logits = jnp.asarray(logits, jnp.float32)
-    num_rows, vocab = logits.shape
+    """One step: (Sampled as numpy, new state). Small batches are padded, so that few programs are compiled."""
+    logits = np.asarray(logits, np.float32)
+    num_rows, vocab = max(ROWS, len(logits)), max(SMALL, logits.shape[1])
+    padded = np.full((num_rows, vocab), -np.inf, np.float32)
+    padded[: len(logits), : logits.shape[1]] = logits
+    bits = np.full((num_rows, -(-vocab // 32)), 0xFFFFFFFF, np.uint32)
+    if mask is not None:
+        bits[: len(mask)] = mask
+    whole = RowParams.padding(num_rows)
+    for name, value in vars(rows).items():
+        getattr(whole, name)[: len(logits)] = value
     state = SamplerState.create(num_rows, vocab) if state is None else state
-    bits = all_allowed(num_rows, vocab) if mask is None else jnp.asarray(mask)
-    out, state = step(logits, state, on_device(rows), bits, has_mask=jnp.asarray(mask is not None))
-    return jax.tree.map(np.asarray, out), state
+    out, state = step(padded, state, on_device(whole), bits, has_mask=jnp.asarray(mask is not None))
+    return jax.tree.map(lambda field: np.asarray(field)[: len(logits)], out), state
 
 
 def enter_history(state, slot, prompt=(), output=(), bias=None):

@@ -92,10 +92,9 @@ def test_first_max_takes_the_smallest_id():
 
 
 @settings(deadline=None, max_examples=60)
-@given(values=coarse, noise=coarse, top_k=st.integers(0, 20), top_p=probability, one=st.booleans())
-def test_settling_takes_the_best_of_the_kept_tokens(values, noise, top_k, top_p, one):
+@given(values=coarse, noise=coarse, top_k=st.integers(0, 20), top_p=st.sampled_from([1.0, 0.93, 0.71, 0.37]))
+def test_settling_takes_the_best_of_the_kept_tokens(values, noise, top_k, top_p):
     scaled = _scaled(values)
-    top_k, top_p = (top_k, 1.0) if one else (0, top_p)
     kept = np.asarray(keep_top_p(keep_top_k(scaled, jnp.array([top_k])), jnp.array([top_p])))[0] > -np.inf
     noisy = jnp.asarray(noise, jnp.float32)[None]
     token = settle(scaled, noisy, noisy.argmax(axis=1), jnp.array([top_k]), jnp.array([top_p]))

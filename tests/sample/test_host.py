@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from trillion_infer.core.errors import InvalidRequestError
 from trillion_infer.core.sampling_params import SamplingParams
-from trillion_infer.sample import PACKED_FIELDS, SLOT_CHUNK, RowParams, SamplerState, pack, unpack
+from trillion_infer.sample import PACKED_FIELDS, SLOT_CHUNK, RowParams, pack, unpack
 from trillion_infer.sample.bad_words import BadWords
 from trillion_infer.sample.bitmask import allow_all, forbid, pack_mask, unpack_mask
 from trillion_infer.sample.host import sequence_sampling, sequence_seed
 
-from .helpers import enter_history
+from .helpers import enter_history, fresh
 
 
 def encode(text):
@@ -144,7 +144,7 @@ tokens = st.lists(st.integers(0, 15), max_size=2 * SLOT_CHUNK)
 @settings(deadline=None, max_examples=20)
 @given(prompt=tokens, output=tokens, bias=st.dictionaries(st.integers(0, 15), st.floats(-9, 9, width=32)))
 def test_a_slot_holds_the_counts_of_its_history(prompt, output, bias):
-    state = enter_history(SamplerState.create(2, 16), 1, [1, 2], [3], {4: 5.0})
+    state = enter_history(fresh(), 1, [1, 2], [3], {4: 5.0})
     state = enter_history(state, 1, prompt, output, bias)
     assert np.asarray(state.counts)[1].tolist() == np.bincount(output, minlength=16).tolist()
     assert set(np.flatnonzero(np.asarray(state.prompt_mask)[1])) == set(prompt)

@@ -67,11 +67,16 @@ def settle(
 
     Start from `token`, the largest of all. If the likelier tokens are too few to exclude it, it is kept and wins.
     Otherwise it and all less likely ones are out: repeat among the likelier. Each round drops about half of the rest.
-    Where both limits apply, `scaled` must be -inf outside the top-k already.
     """
     weight = jnp.exp(scaled)
+    both = (top_k > 0) & (top_p < 1.0)
+    total = lax.cond(
+        jnp.any(both),
+        lambda: _top_k_mass(scaled, weight, jnp.where(both, top_k, 0)),
+        lambda: row_sum(weight),
+    )
     most = jnp.where(top_k > 0, top_k, scaled.shape[1])
-    target = jnp.where(top_p < 1.0, top_p * row_sum(weight), jnp.inf)
+    target = jnp.where(top_p < 1.0, top_p * total, jnp.inf)
     ids = ids_like(scaled)
 
     def body(carry: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -94,6 +99,17 @@ def keep_top_k(scaled: Float[Array, "R V"], top_k: Int[Array, "R"]) -> Float[Arr
     above = (depth < cut[:, None]).sum(axis=1)
     quota = jnp.where(top_k > 0, top_k, scaled.shape[1]) - above
     return _cut(scaled, depth, cut, quota)
+
+
+def _top_k_mass(scaled: Float[Array, "R V"], weight: Float[Array, "R V"], top_k: Int[Array, "R"]) -> Float[Array, "R"]:
+    """Sum of the weights of the top_k likeliest; 0 sums all."""
+    depth = _depth(scaled)
+    cut = _bisect(lambda inside: _reaches(inside, top_k), depth, top_k > 0, _INF_BITS)
+    above = depth < cut[:, None]
+    at_cut = jnp.exp(-lax.bitcast_convert_type(cut, jnp.float32))
+    missing = (top_k - above.sum(axis=1)).astype(jnp.float32)
+    mass = row_sum(jnp.where(above, weight, 0.0)) + missing * at_cut
+    return jnp.where(top_k > 0, mass, row_sum(weight))
 
 
 def keep_top_p(scaled: Float[Array, "R V"], top_p: Float[Array, "R"]) -> Float[Array, "R V"]:

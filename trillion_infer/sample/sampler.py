@@ -146,12 +146,13 @@ def _draw(
 
     def from_all() -> Int[Array, "R"]:
         top_k, top_p = jnp.where(rest, rows.top_k, 0), jnp.where(rest, rows.top_p, 1.0)
-        both = (top_k > 0) & (top_p < 1.0)
-        kept = lax.cond(jnp.any(both), lambda: filters.keep_top_k(scaled, jnp.where(both, top_k, 0)), lambda: scaled)
-        noisy = lax.optimization_barrier(kept + gumbel(keys, filters.ids_like(kept)))
+        noisy = lax.optimization_barrier(scaled + gumbel(keys, filters.ids_like(scaled)))
         best = filters.first_max(noisy)[1]
-        best = lax.cond(jnp.any(rest & limited), lambda: filters.settle(kept, noisy, best, top_k, top_p), lambda: best)
-        return jnp.where(rest, best, token)
+
+        def within_limits() -> Int[Array, "R"]:
+            return filters.settle(scaled, noisy, best, top_k, top_p)
+
+        return jnp.where(rest, lax.cond(jnp.any(rest & limited), within_limits, lambda: best), token)
 
     return lax.cond(jnp.any(rest), from_all, lambda: token)
 
