@@ -9,7 +9,8 @@
 
 namespace TI_ISA {
 
-constexpr int64_t kPositionBlock = 48;
+constexpr int64_t kPositionBlock = kLanes == 16 ? 96 : 48;
+static_assert(ti::kSplit % kPositionBlock == 0 && kPositionBlock % (2 * kLanes) == 0, "blocks must fill splits");
 constexpr float kLowest = -1e30f;
 
 static inline int64_t padded(int64_t dim) { return (dim + 2 * kLanes - 1) / (2 * kLanes) * (2 * kLanes); }
@@ -18,7 +19,7 @@ static int64_t attention_result(const ti::Attention& a, int64_t rows) { return r
 
 static int64_t attention_work(const ti::Attention& a, int64_t rows) {
   int64_t key = padded(a.key_dim), value = padded(a.value_dim);
-  return rows * (key + ti::kSplit) + kPositionBlock * (key > value ? key : value);
+  return rows * (key + ti::kSplit) + kPositionBlock * (key + (key > value ? key : value));
 }
 
 static inline int64_t first_visible(const ti::Attention& a, int64_t position) {
@@ -29,49 +30,117 @@ static inline int64_t first_visible(const ti::Attention& a, int64_t position) {
 }
 
 // `dim` stored elements as f32, zeros up to the padded length.
-static void read_row(const ti::Attention& a, const uint8_t* p, int64_t dim, float* out) {
+template <ti::PoolType type>
+static inline void read_row(const ti::Attention& a, const uint8_t* p, int64_t dim, float* out) {
+  using ti::PoolType;
   int64_t i = 0;
-  switch (a.pool_type) {
-    case ti::PoolType::kFloat32:
-      for (; i + kLanes <= dim; i += kLanes) store(out + i, load((const float*)p + i));
-      for (; i < dim; ++i) out[i] = ((const float*)p)[i];
-      break;
-    case ti::PoolType::kBFloat16:
-      for (; i + kLanes <= dim; i += kLanes) store(out + i, load_bf16((const uint16_t*)p + i));
-      for (; i < dim; ++i) out[i] = bf16_to_float(((const uint16_t*)p)[i]);
-      break;
-    case ti::PoolType::kFloat16:
-      for (; i + kLanes <= dim; i += kLanes) store(out + i, load_half((const uint16_t*)p + i));
-      if (i < dim) {
-        uint16_t tail[kLanes] = {};
-        float wide[kLanes];
-        memcpy(tail, (const uint16_t*)p + i, (size_t)(dim - i) * 2);
-        store(wide, load_half(tail));
-        memcpy(out + i, wide, (size_t)(dim - i) * 4);
-        i = dim;
-      }
-      break;
-    case ti::PoolType::kInt8:
-      for (; i + kLanes <= dim; i += kLanes) store(out + i, load_i8((const int8_t*)p + i));
-      for (; i < dim; ++i) out[i] = (float)((const int8_t*)p)[i];
-      break;
-    case ti::PoolType::kFloat8E4M3:
-    case ti::PoolType::kFloat8E5M2:
-      for (; i < dim; ++i) out[i] = a.float8[p[i]];
-      break;
+  if constexpr (type == PoolType::kFloat32) {
+    for (; i + kLanes <= dim; i += kLanes) store(out + i, load((const float*)p + i));
+    for (; i < dim; ++i) out[i] = ((const float*)p)[i];
+  } else if constexpr (type == PoolType::kBFloat16) {
+    for (; i + kLanes <= dim; i += kLanes) store(out + i, load_bf16((const uint16_t*)p + i));
+    for (; i < dim; ++i) out[i] = bf16_to_float(((const uint16_t*)p)[i]);
+  } else if constexpr (type == PoolType::kFloat16) {
+    for (; i + kLanes <= dim; i += kLanes) store(out + i, load_half((const uint16_t*)p + i));
+    if (i < dim) {
+      uint16_t tail[kLanes] = {};
+      float wide[kLanes];
+      memcpy(tail, (const uint16_t*)p + i, (size_t)(dim - i) * 2);
+      store(wide, load_half(tail));
+      memcpy(out + i, wide, (size_t)(dim - i) * 4);
+      i = dim;
+    }
+  } else if constexpr (type == PoolType::kInt8) {
+    for (; i + kLanes <= dim; i += kLanes) store(out + i, load_i8((const int8_t*)p + i));
+    for (; i < dim; ++i) out[i] = (float)((const int8_t*)p)[i];
+  } else {
+    for (; i < dim; ++i) out[i] = a.float8[p[i]];
   }
-  for (; i < padded(dim); ++i) out[i] = 0.0f;
+  for (int64_t end = padded(dim); i < end; ++i) out[i] = 0.0f;
 }
 
-// Positions [from, to) of the keys (offset 0) or values of a KV head, a row each.
-static void read_positions(const ti::Attention& a, const ti::Queries& q, int64_t from, int64_t to, int64_t offset,
-                           int64_t dim, float* out) {
-  const int32_t* pages = a.page_table + q.sequence * a.blocks;
-  for (int64_t i = from; i < to; ++i) {
-    const uint8_t* page = a.pool + pages[i / a.page_size] * a.page_bytes;
-    read_row(a, page + i % a.page_size * a.row_bytes + q.kv_head * a.head_bytes + offset, dim,
-             out + (i - from) * padded(dim));
+// Walks the rows of one KV head, position after position, over the pages of a sequence.
+struct Cursor {
+  const ti::Attention& a;
+  const int32_t* page;
+  int64_t slot, offset;
+  const uint8_t* row;
+
+  Cursor(const ti::Attention& a, const ti::Queries& q, int64_t position, int64_t offset)
+      : a(a),
+        page(a.page_table + q.sequence * a.blocks + position / a.page_size),
+        slot(position % a.page_size),
+        offset(offset + q.kv_head * a.head_bytes) {
+    row = a.pool + *page * a.page_bytes + slot * a.row_bytes + this->offset;
   }
+  // To the next position, which must be one of the sequence.
+  inline void next() {
+    row += a.row_bytes;
+    if (++slot < a.page_size) return;
+    slot = 0;
+    row = a.pool + *++page * a.page_bytes + offset;
+  }
+};
+
+// Keys (offset 0) or values of positions [from, to) of a KV head, a row each. While keys are read, the cache lines of
+// key and value some positions ahead are fetched, up to position `last`.
+template <ti::PoolType type>
+static void read_typed(const ti::Attention& a, const ti::Queries& q, int64_t from, int64_t to, int64_t last,
+                       int64_t offset, int64_t dim, float* out) {
+  constexpr int64_t item = type == ti::PoolType::kFloat32 ? 4 : type <= ti::PoolType::kFloat16 ? 2 : 1;
+  constexpr int64_t distance = 16;
+  const int64_t stride = padded(dim), fetched = (dim * item + a.value_offset + 63) / 64 * 64;
+  Cursor here(a, q, from, offset);
+  int64_t ahead = from + distance < last ? from + distance : last;
+  Cursor there(a, q, ahead, 0);
+  for (int64_t i = from;; out += stride) {
+    if (offset == 0)
+      for (int64_t line = 0; line < fetched; line += 64) __builtin_prefetch(there.row + line, 0, 3);
+    read_row<type>(a, here.row, dim, out);
+    if (++i == to) return;
+    here.next();
+    if (ahead < last) ++ahead, there.next();
+  }
+}
+
+static void read_positions(const ti::Attention& a, const ti::Queries& q, int64_t from, int64_t to, int64_t last,
+                           int64_t offset, int64_t dim, float* out) {
+  using ti::PoolType;
+  switch (a.pool_type) {
+    case PoolType::kFloat32: return read_typed<PoolType::kFloat32>(a, q, from, to, last, offset, dim, out);
+    case PoolType::kBFloat16: return read_typed<PoolType::kBFloat16>(a, q, from, to, last, offset, dim, out);
+    case PoolType::kFloat16: return read_typed<PoolType::kFloat16>(a, q, from, to, last, offset, dim, out);
+    case PoolType::kInt8: return read_typed<PoolType::kInt8>(a, q, from, to, last, offset, dim, out);
+    default: return read_typed<PoolType::kFloat8E4M3>(a, q, from, to, last, offset, dim, out);
+  }
+}
+
+// rows [kPositionBlock, dim] to columns [dim, kPositionBlock]; dim is a multiple of 8.
+static void transpose(const float* rows, int64_t dim, float* columns) {
+#if defined(__AVX2__)
+  for (int64_t r = 0; r < kPositionBlock; r += 8)
+    for (int64_t c = 0; c < dim; c += 8) {
+      __m256 in[8], pair[8];
+      for (int i = 0; i < 8; ++i) in[i] = _mm256_loadu_ps(rows + (r + i) * dim + c);
+      for (int i = 0; i < 8; i += 2) {
+        pair[i] = _mm256_unpacklo_ps(in[i], in[i + 1]);
+        pair[i + 1] = _mm256_unpackhi_ps(in[i], in[i + 1]);
+      }
+      for (int i = 0; i < 8; i += 4) {
+        in[i] = _mm256_shuffle_ps(pair[i], pair[i + 2], 0x44);
+        in[i + 1] = _mm256_shuffle_ps(pair[i], pair[i + 2], 0xee);
+        in[i + 2] = _mm256_shuffle_ps(pair[i + 1], pair[i + 3], 0x44);
+        in[i + 3] = _mm256_shuffle_ps(pair[i + 1], pair[i + 3], 0xee);
+      }
+      for (int i = 0; i < 4; ++i) {
+        _mm256_storeu_ps(columns + (c + i) * kPositionBlock + r, _mm256_permute2f128_ps(in[i], in[i + 4], 0x20));
+        _mm256_storeu_ps(columns + (c + i + 4) * kPositionBlock + r, _mm256_permute2f128_ps(in[i], in[i + 4], 0x31));
+      }
+    }
+#else
+  for (int64_t r = 0; r < kPositionBlock; ++r)
+    for (int64_t c = 0; c < dim; ++c) columns[c * kPositionBlock + r] = rows[r * dim + c];
+#endif
 }
 
 static inline float query_at(const ti::Attention& a, const void* from, int64_t i) {
@@ -89,98 +158,107 @@ static void pack_queries(const ti::Attention& a, const ti::Queries& q, float* ou
   }
 }
 
-static void score_rows(const float* q, const float* keys, int64_t rows, int64_t positions, int64_t dim, float* out) {
-  constexpr int wide = kRegisters == 32 ? 2 : 1;
-  int64_t r = 0;
-  for (; r + kRowTile <= rows; r += kRowTile)
-    float_columns<kRowTile, kColumnTile>(q + r * dim, dim, keys, positions, dim, out + r * ti::kSplit, ti::kSplit, true);
-  if (rows - r == 3)
-    float_columns<3, 4 * wide>(q + r * dim, dim, keys, positions, dim, out + r * ti::kSplit, ti::kSplit, true);
-  if (rows - r == 2)
-    float_columns<2, 6>(q + r * dim, dim, keys, positions, dim, out + r * ti::kSplit, ti::kSplit, true);
-  if (rows - r == 1)
-    float_columns<1, 8>(q + r * dim, dim, keys, positions, dim, out + r * ti::kSplit, ti::kSplit, true);
+// Caps scores at +-soft_cap: tanh(x) = 1 - 2 / (e**2x + 1), odd in x, by the exponential of a negative number.
+static void cap_scores(float soft_cap, float* s) {
+  F cap = splat(soft_cap), factor = splat(2.0f / soft_cap), one = splat(1.0f), minus = splat(-1.0f);
+  for (int64_t i = 0; i < ti::kSplit; i += kLanes) {
+    F x = mul(load(s + i), factor);
+    F magnitude = max(x, mul(x, minus));
+    F e = exp_negative(mul(magnitude, minus));
+    F sign = div(x, max(magnitude, splat(1e-30f)));
+    store(s + i, mul(cap, mul(sign, div(add(one, mul(e, minus)), add(one, e)))));
+  }
 }
 
 // Scores of one row become weights; entries outside [from, to) become 0.
 static void soften_row(const ti::Attention& a, float* s, int64_t from, int64_t to, float* top, float* total) {
+  if (a.soft_cap > 0) cap_scores(a.soft_cap, s);
+  for (int64_t i = 0; i < from; ++i) s[i] = kLowest;
+  for (int64_t i = to; i < ti::kSplit; ++i) s[i] = kLowest;
+  F tops = splat(kLowest);
+  for (int64_t i = 0; i < ti::kSplit; i += kLanes) tops = max(load(s + i), tops);
+  float lanes[kLanes];
+  store(lanes, tops);
+  float peak = lanes[0];
+  for (int j = 1; j < kLanes; ++j) peak = lanes[j] > peak ? lanes[j] : peak;
+  F minus = splat(-peak);
+  int64_t first = from / kLanes * kLanes, end = (to + kLanes - 1) / kLanes * kLanes;
+  for (int64_t i = first; i < end; i += kLanes) store(s + i, exp_negative(add(load(s + i), minus)));
   for (int64_t i = 0; i < from; ++i) s[i] = 0.0f;
   for (int64_t i = to; i < ti::kSplit; ++i) s[i] = 0.0f;
-  if (a.soft_cap > 0) {
-    // tanh(x) = 1 - 2 / (e**2x + 1), odd in x, by an exponential of a negative number.
-    F cap = splat(a.soft_cap), factor = splat(2.0f / a.soft_cap), one = splat(1.0f);
-    for (int64_t i = 0; i < ti::kSplit; i += kLanes) {
-      F x = mul(load(s + i), factor);
-      F magnitude = max(x, mul(x, splat(-1.0f)));
-      F e = exp_negative(mul(magnitude, splat(-1.0f)));
-      F sign = div(x, max(magnitude, splat(1e-30f)));
-      store(s + i, mul(cap, mul(sign, div(add(one, mul(e, splat(-1.0f))), add(one, e)))));
-    }
-  }
-  float peak = kLowest;
-  for (int64_t i = from; i < to; ++i) peak = s[i] > peak ? s[i] : peak;
-  F minus = splat(-peak), sums = zero();
-  for (int64_t i = 0; i < ti::kSplit; i += kLanes) {
-    F e = exp_negative(add(load(s + i), minus));
-    if (i < from || i + kLanes > to) {
-      float kept[kLanes];
-      store(kept, e);
-      for (int64_t j = 0; j < kLanes; ++j)
-        if (i + j < from || i + j >= to) kept[j] = 0.0f;
-      e = load(kept);
-    }
-    store(s + i, e);
-    sums = add(sums, e);
-  }
+  F sums = zero();
+  for (int64_t i = first; i < end; i += kLanes) sums = add(sums, load(s + i));
   *top = peak;
   *total = sum(sums);
 }
 
-// acc[r] += weights[r, j] * values[j], position after position.
+// acc[r, c] += factors[r, j] * vectors[j, c] for j in order; strides in floats.
+struct Strides {
+  int64_t factors, vectors, acc;
+};
 template <int MR, int NV>
-__attribute__((noinline)) static void weigh_tile(const float* weights, const float* values, int64_t positions,
-                                                 int64_t stride, float* acc) {
+__attribute__((noinline)) static void outer_tile(const float* factors, const float* vectors, int64_t count, Strides by,
+                                                 float* acc) {
   F sums[MR][NV];
 #pragma GCC unroll 8
   for (int r = 0; r < MR; ++r)
 #pragma GCC unroll 8
-    for (int c = 0; c < NV; ++c) sums[r][c] = load(acc + r * stride + c * kLanes);
-  for (int64_t j = 0; j < positions; ++j) {
+    for (int c = 0; c < NV; ++c) sums[r][c] = load(acc + r * by.acc + c * kLanes);
+  for (int64_t j = 0; j < count; ++j) {
+    const float* row = vectors + j * by.vectors;
 #pragma GCC unroll 8
     for (int r = 0; r < MR; ++r) {
-      F weight = splat(weights[r * ti::kSplit + j]);
+      F factor = splat(factors[r * by.factors + j]);
 #pragma GCC unroll 8
-      for (int c = 0; c < NV; ++c) sums[r][c] = fma(weight, load(values + j * stride + c * kLanes), sums[r][c]);
+      for (int c = 0; c < NV; ++c) sums[r][c] = fma(factor, load(row + c * kLanes), sums[r][c]);
     }
   }
 #pragma GCC unroll 8
   for (int r = 0; r < MR; ++r)
 #pragma GCC unroll 8
-    for (int c = 0; c < NV; ++c) store(acc + r * stride + c * kLanes, sums[r][c]);
+    for (int c = 0; c < NV; ++c) store(acc + r * by.acc + c * kLanes, sums[r][c]);
 }
 
 template <int MR, int NV>
-static void weigh_rows(const float* weights, const float* values, int64_t positions, int64_t stride, float* acc) {
+static void outer_columns(const float* factors, const float* vectors, int64_t count, int64_t columns, Strides by,
+                          float* acc) {
   int64_t c = 0;
-  for (; c + NV * kLanes <= stride; c += NV * kLanes)
-    weigh_tile<MR, NV>(weights, values + c, positions, stride, acc + c);
-  for (; c < stride; c += 2 * kLanes) weigh_tile<MR, 2>(weights, values + c, positions, stride, acc + c);
+  for (; c + NV * kLanes <= columns; c += NV * kLanes) outer_tile<MR, NV>(factors, vectors + c, count, by, acc + c);
+  for (; c < columns; c += 2 * kLanes) outer_tile<MR, 2>(factors, vectors + c, count, by, acc + c);
+}
+
+// `columns` is a multiple of 2 * kLanes.
+static void outer_rows(const float* factors, const float* vectors, int64_t rows, int64_t count, int64_t columns,
+                       Strides by, float* acc) {
+  int64_t r = 0;
+  for (; r + 6 <= rows; r += 6)
+    outer_columns<6, 2>(factors + r * by.factors, vectors, count, columns, by, acc + r * by.acc);
+  for (; r + 3 <= rows; r += 3)
+    outer_columns<3, 4>(factors + r * by.factors, vectors, count, columns, by, acc + r * by.acc);
+  for (; r < rows; ++r)
+    outer_columns<1, 8>(factors + r * by.factors, vectors, count, columns, by, acc + r * by.acc);
 }
 
 static void attention_split(const ti::Attention& a, const ti::Queries& q, int64_t split, float* work, float* result) {
   int64_t rows = q.rows(), key = padded(a.key_dim), value = padded(a.value_dim);
-  float *queries = work, *scores = queries + rows * key, *held = scores + rows * ti::kSplit;
+  float *queries = work, *scores = queries + rows * key, *columns = scores + rows * ti::kSplit;
+  float* held = columns + kPositionBlock * key;
   float *top = result, *total = top + rows, *acc = total + rows;
   int64_t base = split * ti::kSplit, last = q.position + q.tokens - 1;
   int64_t from = first_visible(a, q.position), to = last + 1;
   from = from > base ? from : base;
   to = to < base + ti::kSplit ? to : base + ti::kSplit;
+  int64_t first_block = base + (from - base) / kPositionBlock * kPositionBlock;
 
   pack_queries(a, q, queries);
-  for (int64_t i = from; i < to; i += kPositionBlock) {
-    int64_t end = i + kPositionBlock < to ? i + kPositionBlock : to;
-    read_positions(a, q, i, end, 0, a.key_dim, held);
-    score_rows(queries, held, rows, end - i, key, scores + (i - base));
+  memset(scores, 0, (size_t)(rows * ti::kSplit) * 4);
+  for (int64_t block = first_block; block < to; block += kPositionBlock) {
+    int64_t begin = block > from ? block : from, end = block + kPositionBlock < to ? block + kPositionBlock : to;
+    if (end - begin < kPositionBlock) memset(held, 0, (size_t)(kPositionBlock * key) * 4);
+    read_positions(a, q, begin, end, to - 1, 0, a.key_dim, held + (begin - block) * key);
+    transpose(held, key, columns);
+    outer_rows(queries, columns, rows, a.key_dim, kPositionBlock, {key, kPositionBlock, ti::kSplit},
+               scores + (block - base));
   }
   for (int64_t r = 0; r < rows; ++r) {
     int64_t position = q.position + r / q.heads;
@@ -191,16 +269,10 @@ static void attention_split(const ti::Attention& a, const ti::Queries& q, int64_
     soften_row(a, scores + r * ti::kSplit, first - base, stop - base, top + r, total + r);
   }
   memset(acc, 0, (size_t)(rows * value) * 4);
-  for (int64_t i = from; i < to; i += kPositionBlock) {
-    int64_t end = i + kPositionBlock < to ? i + kPositionBlock : to;
-    read_positions(a, q, i, end, a.value_offset, a.value_dim, held);
-    const float* weights = scores + (i - base);
-    int64_t r = 0;
-    for (; r + 6 <= rows; r += 6)
-      weigh_rows<6, 2>(weights + r * ti::kSplit, held, end - i, value, acc + r * value);
-    for (; r + 3 <= rows; r += 3)
-      weigh_rows<3, 4>(weights + r * ti::kSplit, held, end - i, value, acc + r * value);
-    for (; r < rows; ++r) weigh_rows<1, 8>(weights + r * ti::kSplit, held, end - i, value, acc + r * value);
+  for (int64_t begin = from; begin < to; begin += kPositionBlock) {
+    int64_t end = begin + kPositionBlock < to ? begin + kPositionBlock : to;
+    read_positions(a, q, begin, end, to - 1, a.value_offset, a.value_dim, held);
+    outer_rows(scores + (begin - base), held, rows, end - begin, value, {ti::kSplit, value, value}, acc);
   }
 }
 

@@ -79,7 +79,7 @@ struct Queries {
 };
 
 // Positions are taken in splits that begin at multiples of this, so that a row's sums do not depend on its batch.
-constexpr int64_t kSplit = 240;
+constexpr int64_t kSplit = 192;
 constexpr int64_t kMaxQueryRows = 48;
 
 struct Kernels {
