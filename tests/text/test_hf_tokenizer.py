@@ -37,6 +37,15 @@ def test_eos_is_the_union_of_every_source(directory, byte_tokenizer):
     assert Tokenizer.from_hf(directory).eos_ids == {9, 6, 7, end}
 
 
+def test_truncation_and_padding_left_in_the_file_are_ignored(directory, byte_tokenizer):
+    stored = Tokenizer.from_hf(directory).backend
+    stored.enable_truncation(4)
+    stored.enable_padding(length=50)
+    stored.save(str(directory / "tokenizer.json"))
+    text = "much longer than four tokens"
+    assert Tokenizer.from_hf(directory).encode(text) == byte_tokenizer.encode(text)
+
+
 def test_chat_template_files_in_order_of_precedence(directory):
     assert Tokenizer.from_hf(directory).chat_template is None
     write(directory, "tokenizer_config.json", chat_template=[{"name": "x", "template": "1"}])

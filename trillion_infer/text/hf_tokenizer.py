@@ -36,7 +36,11 @@ def _backend(directory: Path, config: dict[str, Any]) -> Backend:
     path = directory / "tokenizer.json"
     if path.is_file():
         try:
-            return Backend.from_file(str(path))
+            backend = Backend.from_file(str(path))
+            # Training leaves these behind in some files; they would cut or pad prompts silently.
+            backend.no_truncation()
+            backend.no_padding()
+            return backend
         except Exception as error:  # tokenizers raises plain Exception
             raise ModelLoadError(f"{path} cannot be read as a tokenizer: {error}.") from error
     if (directory / "tiktoken.model").is_file():
