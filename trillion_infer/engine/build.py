@@ -16,7 +16,7 @@ from trillion_infer.cache.layout import PoolLayout, pool_layouts
 from trillion_infer.cache.naming import BlockNamer
 from trillion_infer.config.cache import CacheGroup
 from trillion_infer.config.engine import EngineConfig
-from trillion_infer.config.model import ModelConfig
+from trillion_infer.config.model import ModelConfig, MoESpec
 from trillion_infer.config.scheduler import SchedulerConfig
 from trillion_infer.core.errors import ConfigError
 from trillion_infer.engine import budget
@@ -132,17 +132,18 @@ def plan_engine(family: Family, mesh: Mesh, config: EngineConfig) -> Blueprint:
     kv_dtype = config.kv_dtype if config.kv_dtype not in (None, "auto") else dtype
     page_size = config.page_size or default_page_size(platform_of(mesh))
     layouts = pool_layouts(model_config, page_size, kv_dtype, mesh.shape["tensor"], platform_of(mesh))
-    model = Decoder(model_config, family.names, mesh.shape["tensor"])
+    model = Decoder(model_config, family.names, dict(mesh.shape))
     return Blueprint(family, mesh, config, dtype, model, layouts, max_model_len, max_batch_tokens)
 
 
 def _check_mesh(mesh: Mesh, model: ModelConfig) -> None:
-    for axis in ("stage", "expert", "sequence"):
+    for axis in ("stage", "sequence"):
         if mesh.shape[axis] > 1:
-            raise ConfigError(
-                f"mesh axis {axis} is {mesh.shape[axis]}; {model.family} models are split over data and tensor only. "
-                f"Set {axis}=1."
-            )
+            raise ConfigError(f"mesh axis {axis} is {mesh.shape[axis]}, which is not available yet. Set {axis}=1.")
+    if mesh.shape["expert"] > 1 and not any(isinstance(layer.ffn, MoESpec) for layer in model.layers):
+        raise ConfigError(
+            f"mesh axis expert is {mesh.shape['expert']}, but {model.family} has no experts. Set expert=1."
+        )
 
 
 def build_engine(

@@ -24,7 +24,7 @@ class Attention(nnx.Module):
         self.spec = spec
         plan = HeadPlan(spec.heads, spec.kv_heads, tensor)
         kv, group, dim, width = plan.physical_kv_heads, plan.group, spec.head_dim, config.width
-        self.group = group
+        self.group, self.eps = group, config.norm_eps
         head_axes = ("kv_heads", "heads_in_group", "head_dim")
         places = {"q": slice(0, group), "k": group, "v": group + 1}
 
@@ -105,7 +105,7 @@ class Attention(nnx.Module):
             q = apply_rope(q, cos, sin, spec.rope.interleaved)
             k = apply_rope(k, cos, sin, spec.rope.interleaved)
             if spec.qk_norm == "l2":
-                q, k = (rms_normalise(t, 1e-6).astype(t.dtype) for t in (q, k))
+                q, k = (rms_normalise(t, self.eps).astype(t.dtype) for t in (q, k))
         elif spec.query_growth is not None:
             scale, floor = spec.query_growth
             positions = ctx.sequences.positions.astype(jnp.float32)

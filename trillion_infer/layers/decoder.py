@@ -1,7 +1,7 @@
 """A decoder from its description: embeddings, segments of stacked layers run by scans, final norm, logits."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import jax.numpy as jnp
 from flax import nnx
@@ -17,17 +17,20 @@ from trillion_infer.config.model import (
     Segment,
     cache_key,
 )
-from trillion_infer.core.errors import UnsupportedModelError
 from trillion_infer.layers.attention import Attention
 from trillion_infer.layers.context import Context, Ops, Sequences
 from trillion_infer.layers.embedding import Embedding
 from trillion_infer.layers.ffn import GatedFFN
+from trillion_infer.layers.latent import LatentAttention
+from trillion_infer.layers.moe import ExpertNames, MoE
 from trillion_infer.layers.norm import RMSNorm
 from trillion_infer.layers.parameters import bind
 from trillion_infer.layers.rope import rope_tables
 
 Params = Mapping[str, Array]
 Pools = tuple[Array, ...]
+Sizes = Mapping[str, int]
+"""Devices along each axis of the mesh."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,7 @@ class TensorNames:
     embed: str = "model.embed_tokens.weight"
     final_norm: str = "model.norm."
     head: str = "lm_head.weight"
+    experts: ExpertNames = field(default_factory=ExpertNames)
 
 
 @dataclass(frozen=True)
@@ -59,17 +63,23 @@ class StepInputs:
 class Layer(nnx.Module):
     """One kind of layer, stacked over the repeats of its segment."""
 
-    def __init__(self, spec: LayerSpec, config: ModelConfig, numbers: tuple[int, ...], names: TensorNames, tensor: int):
+    def __init__(
+        self, spec: LayerSpec, config: ModelConfig, numbers: tuple[int, ...], names: TensorNames, sizes: Sizes
+    ):
         prefixes = tuple(names.layer.format(n) for n in numbers)
 
         def norm(name: str) -> RMSNorm:
             return RMSNorm(tuple(p + name for p in prefixes), config.width, config.norm_eps, config.norm_plus_one)
 
-        if not isinstance(spec.mixer, AttentionSpec) or not isinstance(spec.ffn, DenseSpec):
-            raise UnsupportedModelError(f"{config.family}: {type(spec.mixer).__name__} with {type(spec.ffn).__name__}.")
         self.key = cache_key(spec.mixer)
-        self.mixer = Attention(spec.mixer, config, tuple(p + names.mixer for p in prefixes), tensor)
-        self.ffn = GatedFFN(spec.ffn, config, tuple(p + names.ffn for p in prefixes), tensor)
+        mixer = Attention if isinstance(spec.mixer, AttentionSpec) else LatentAttention
+        self.mixer = mixer(spec.mixer, config, tuple(p + names.mixer for p in prefixes), sizes["tensor"])  # pyright: ignore
+        ffn = tuple(p + names.ffn for p in prefixes)
+        self.ffn = (
+            GatedFFN(spec.ffn, config, ffn, sizes["tensor"])
+            if isinstance(spec.ffn, DenseSpec)
+            else MoE(spec.ffn, config, ffn, names.experts, sizes["tensor"], sizes["expert"])
+        )
         self.mixer_norm, self.ffn_norm = norm(names.mixer_norm), norm(names.ffn_norm)
         sandwich = spec.residual == "sandwich"
         self.mixer_post_norm = norm(names.mixer_post_norm) if sandwich else None
@@ -85,17 +95,18 @@ class Layer(nnx.Module):
 
 
 class Decoder(nnx.Module):
-    """Declares every parameter of a model for `tensor` shards; `forward` runs it with the arrays that were loaded."""
+    """Declares every parameter of a model for a mesh of these sizes; `forward` runs it with the arrays loaded."""
 
-    def __init__(self, config: ModelConfig, names: TensorNames, tensor: int = 1):
+    def __init__(self, config: ModelConfig, names: TensorNames, sizes: Sizes):
         self.config, self.names = config, names
+        tensor = sizes["tensor"]
         self.embed = Embedding(config, names.embed, tensor)
         self.head = None if config.tied else Embedding(config, names.head, tensor)
         self.norm = RMSNorm((names.final_norm,), config.width, config.norm_eps, config.norm_plus_one)
         self.segments = nnx.List()
         first = 0
         for segment in config.segments:
-            self.segments.append(nnx.List(_layers(segment, first, config, names, tensor)))
+            self.segments.append(nnx.List(_layers(segment, first, config, names, sizes)))
             first += len(segment.period) * segment.repeats
 
     def forward(
@@ -150,10 +161,10 @@ class Decoder(nnx.Module):
         return x, pools
 
 
-def _layers(segment: Segment, first: int, config: ModelConfig, names: TensorNames, tensor: int) -> list[Layer]:
+def _layers(segment: Segment, first: int, config: ModelConfig, names: TensorNames, sizes: Sizes) -> list[Layer]:
     period = len(segment.period)
     return [
-        Layer(spec, config, tuple(first + place + r * period for r in range(segment.repeats)), names, tensor)
+        Layer(spec, config, tuple(first + place + r * period for r in range(segment.repeats)), names, sizes)
         for place, spec in enumerate(segment.period)
     ]
 

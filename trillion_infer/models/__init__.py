@@ -15,6 +15,13 @@ ARCHITECTURES: Mapping[str, str] = {
     "MistralForCausalLM": "llama",
     "Qwen3ForCausalLM": "qwen3",
     "Gemma3ForCausalLM": "gemma3",
+    "Qwen3MoeForCausalLM": "qwen3_moe",
+    "DeepseekV3ForCausalLM": "deepseek",
+    "KimiK2ForCausalLM": "deepseek",
+    "KimiK25ForConditionalGeneration": "deepseek",
+    "Llama4ForCausalLM": "llama4",
+    "Llama4ForConditionalGeneration": "llama4",
+    "GptOssForCausalLM": "gpt_oss",
 }
 
 

@@ -1,0 +1,96 @@
+"""Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434), computed in latent space over the paged latent pool."""
+
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from pallas_kernels.latent_paged_attention import latent_paged_attention
+from sharding.heads import round_up
+from trillion_infer.config.model import LatentSpec, ModelConfig, cache_key
+from trillion_infer.layers.context import Context
+from trillion_infer.layers.linear import linear
+from trillion_infer.layers.norm import RMSNorm
+from trillion_infer.layers.parameters import WHOLE, Part, stacked, value
+from trillion_infer.layers.rope import apply_rope
+
+
+class LatentAttention(nnx.Module):
+    """The key up-projection is applied to the query and the value up-projection to the output, so that every head
+    reads the same latent entries. Heads are padded with zeros to a multiple of the shards.
+
+    query: `[H, nope+rope, q_rank or M]`. key_up: `[H, nope, R]`, value_up: `[H, v, R]`. out: `[M, H, v]`.
+    """
+
+    def __init__(self, spec: LatentSpec, config: ModelConfig, prefixes: tuple[str, ...], tensor: int):
+        self.spec = spec
+        width, heads, rank = config.width, round_up(spec.heads, tensor), spec.kv_rank
+        real = slice(0, spec.heads)
+        query_dim, per_head = spec.nope_dim + spec.rope_dim, spec.nope_dim + spec.value_dim
+
+        def norm(name: str, size: int) -> RMSNorm:
+            return RMSNorm(tuple(p + name for p in prefixes), size, spec.norm_eps)
+
+        low_rank = spec.q_rank is not None
+        query_in = spec.q_rank or width
+        query_down = {"q_a_proj.weight": WHOLE}
+        self.query_down = stacked(prefixes, (query_in, width), ("latent", "embed"), query_down) if low_rank else None
+        self.query_norm = norm("q_a_layernorm.", query_in) if low_rank else None
+        query_name = "q_b_proj.weight" if low_rank else "q_proj.weight"
+        query = {query_name: Part((real,), lambda w: w.reshape(spec.heads, query_dim, query_in))}
+        self.query = stacked(prefixes, (heads, query_dim, query_in), ("heads", "head_dim", "latent"), query)
+        down = {"kv_a_proj_with_mqa.weight": WHOLE}
+        self.kv_down = stacked(prefixes, (rank + spec.rope_dim, width), ("latent", "embed"), down)
+        self.kv_norm = norm("kv_a_layernorm.", rank)
+
+        def up(part: slice) -> dict[str, Part]:
+            return {"kv_b_proj.weight": Part((real,), lambda w: w.reshape(spec.heads, per_head, rank)[:, part])}
+
+        axes = ("heads", "head_dim", "latent")
+        self.key_up = stacked(prefixes, (heads, spec.nope_dim, rank), axes, up(slice(0, spec.nope_dim)))
+        self.value_up = stacked(prefixes, (heads, spec.value_dim, rank), axes, up(slice(spec.nope_dim, per_head)))
+        out = {"o_proj.weight": Part((slice(None), real), lambda w: w.reshape(width, spec.heads, spec.value_dim))}
+        self.out = stacked(prefixes, (width, heads, spec.value_dim), ("embed", "heads", "head_dim"), out)
+
+    def __call__(
+        self, x: Float[Array, "T M"], pools: tuple[Array, ...], layer: Int[Array, ""], ctx: Context
+    ) -> tuple[Float[Array, "T M"], tuple[Array, ...]]:
+        """Writes the step's latent entries into layer `layer` of the latent pool and attends."""
+        spec, sequences = self.spec, ctx.sequences
+        lowered = x
+        if self.query_down is not None and self.query_norm is not None:
+            lowered = self.query_norm(linear(x, self.query_down, ctx))
+        query = linear(lowered, self.query, ctx)
+        entry = linear(x, self.kv_down, ctx)
+        latent, k_rope = self.kv_norm(entry[:, : spec.kv_rank]), entry[:, None, spec.kv_rank :]
+        cos, sin = ctx.ropes[spec.rope]
+        q_rope = apply_rope(query[:, :, spec.nope_dim :], cos, sin, spec.rope.interleaved)
+        k_rope = apply_rope(k_rope, cos, sin, spec.rope.interleaved)[:, 0]
+        q_latent = _per_head("thn,hnr->thr", query[:, :, : spec.nope_dim], value(self.key_up))
+        place = ctx.cache_index[cache_key(spec)]
+        mixed, pool = latent_paged_attention(
+            q_latent,
+            q_rope,
+            latent,
+            k_rope,
+            pools[place],
+            layer,
+            sequences.kv_lens,
+            sequences.page_tables[place],
+            sequences.cu_q_lens,
+            sequences.num_seqs,
+            scale=spec.scale,
+            backend=ctx.ops.attention,
+            interpret=ctx.ops.interpret,
+        )
+        heads = _per_head("thr,hvr->thv", mixed, value(self.value_up))
+        y = ctx.sum_over(linear(heads, self.out, ctx, in_axes=2), "heads")
+        return y, (*pools[:place], pool, *pools[place + 1 :])
+
+
+def _per_head(equation: str, x: Array, weight: Array) -> Array:
+    """One matrix a head, summed in float32, in the dtype of x."""
+    exact = x.dtype == jnp.float32
+    precision = lax.Precision.HIGHEST if exact else lax.Precision.DEFAULT
+    weight = weight.astype(x.dtype)
+    return jnp.einsum(equation, x, weight, precision=precision, preferred_element_type=jnp.float32).astype(x.dtype)

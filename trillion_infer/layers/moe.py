@@ -1,0 +1,127 @@
+"""Mixture of experts: routed experts over the `expert` axis, and an optional shared one."""
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from pallas_kernels.grouped_matmul import grouped_ffn
+from sharding.heads import round_up
+from trillion_infer.config.model import DenseSpec, ModelConfig, MoESpec
+from trillion_infer.layers.context import Context
+from trillion_infer.layers.ffn import GatedFFN
+from trillion_infer.layers.parameters import LayerSlice, Part, stacked
+from trillion_infer.layers.router import Router
+
+
+@dataclass(frozen=True)
+class ExpertNames:
+    """How a checkpoint names and lays out experts.
+
+    layout: "separate" (a tensor an expert and matrix, `[out, in]`), "fused" (all experts in one tensor, `[E, in, out]`,
+    gate before up) or "interleaved" (the same, gate and up rows alternating).
+    """
+
+    layout: str = "separate"
+    router: str = "gate."
+    selection_bias: str = "e_score_correction_bias"
+    shared: str = "shared_experts."
+
+
+class MoE(nnx.Module):
+    """gate_up: `[E, 2, F, M]`, down: `[E, M, F]`; experts and F are padded to multiples of the shards."""
+
+    def __init__(
+        self,
+        spec: MoESpec,
+        config: ModelConfig,
+        prefixes: tuple[str, ...],
+        names: ExpertNames,
+        tensor: int,
+        expert: int,
+    ):
+        self.spec = spec
+        experts, ffn, width = round_up(spec.experts, expert), round_up(spec.width, tensor), config.width
+        parts = _separate(spec) if names.layout == "separate" else _fused(spec, width, names.layout == "interleaved")
+        self.gate_up = stacked(
+            prefixes, (experts, 2, ffn, width), ("experts", "gate_up", "expert_ffn", "embed"), parts["gate_up"]
+        )
+        self.down = stacked(prefixes, (experts, width, ffn), ("experts", "embed", "expert_ffn"), parts["down"])
+        real = slice(0, spec.experts)
+        gate_up_bias = {"experts.gate_up_proj_bias": Part((real,), lambda b: _halves(b, names.layout == "interleaved"))}
+        down_bias = {"experts.down_proj_bias": Part((real,))}
+        axes = ("experts", "gate_up", "expert_ffn")
+        self.gate_up_bias = stacked(prefixes, (experts, 2, ffn), axes, gate_up_bias) if spec.biases else None
+        self.down_bias = stacked(prefixes, (experts, width), ("experts", "embed"), down_bias) if spec.biases else None
+        self.router = Router(spec, config, tuple(p + names.router for p in prefixes), names.selection_bias)
+        shared = DenseSpec(spec.shared_width)
+        self.shared = (
+            GatedFFN(shared, config, tuple(p + names.shared for p in prefixes), tensor) if spec.shared_width else None
+        )
+
+    def __call__(self, x: Float[Array, "T M"], ctx: Context) -> Float[Array, "T M"]:
+        ids, weights = self.router(x)
+        padding = jnp.arange(x.shape[0]) >= ctx.sequences.cu_q_lens[-1]
+        gate_up, layer = _stack(self.gate_up)
+        down, _ = _stack(self.down)
+        bias = self.gate_up_bias
+        local = gate_up.shape[1]
+        first_shard = ctx.shard_index("expert_ffn") == 0
+        down_bias = None if self.down_bias is None else jnp.where(first_shard, _stack(self.down_bias)[0], 0)
+        routed = grouped_ffn(
+            x,
+            gate_up,
+            down,
+            jnp.where(padding[:, None], -1, ids),
+            weights,
+            activation=self.spec.activation,
+            gate_up_bias=None if bias is None else _stack(bias)[0],
+            down_bias=down_bias,
+            scores_on_input=self.spec.router.on_input,
+            layer=layer,
+            expert_offset=ctx.shard_index("experts") * local,
+            backend=ctx.ops.attention,
+            interpret=ctx.ops.interpret,
+        )
+        routed = ctx.sum_over(ctx.sum_over(routed, "experts"), "expert_ffn")
+        return routed if self.shared is None else routed + self.shared(x, ctx)
+
+
+def _stack(param: nnx.Param):
+    """The whole stack of a bound parameter and the layer's number in it."""
+    held = param.get_value()
+    assert isinstance(held, LayerSlice)
+    return held.stack, held.index
+
+
+def _separate(spec: MoESpec) -> dict[str, dict[str, Part]]:
+    real = slice(0, spec.width)
+    gate_up, down = {}, {}
+    for e in range(spec.experts):
+        gate_up[f"experts.{e}.gate_proj.weight"] = Part((e, 0, real))
+        gate_up[f"experts.{e}.up_proj.weight"] = Part((e, 1, real))
+        down[f"experts.{e}.down_proj.weight"] = Part((e, slice(None), real))
+    return {"gate_up": gate_up, "down": down}
+
+
+def _fused(spec: MoESpec, width: int, interleaved: bool) -> dict[str, dict[str, Part]]:
+    experts, real = slice(0, spec.experts), slice(0, spec.width)
+
+    def gate_up(w):
+        """`[E, M, 2F]` -> `[E, 2, F, M]`"""
+        if interleaved:
+            return w.reshape(spec.experts, width, spec.width, 2).transpose(0, 3, 2, 1)
+        return w.reshape(spec.experts, width, 2, spec.width).transpose(0, 2, 3, 1)
+
+    return {
+        "gate_up": {"experts.gate_up_proj": Part((experts, slice(None), real), gate_up)},
+        "down": {"experts.down_proj": Part((experts, slice(None), real), lambda w: w.transpose(0, 2, 1))},
+    }
+
+
+def _halves(bias, interleaved: bool):
+    """`[E, 2F]` -> `[E, 2, F]`"""
+    if interleaved:
+        return bias.reshape(bias.shape[0], -1, 2).transpose(0, 2, 1)
+    return bias.reshape(bias.shape[0], 2, -1)

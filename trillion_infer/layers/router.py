@@ -1,0 +1,55 @@
+"""Which experts a token visits, and with what weight."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from trillion_infer.config.model import ModelConfig, MoESpec
+from trillion_infer.layers.parameters import WHOLE, stacked, value
+
+
+class Router(nnx.Module):
+    """weight: `[E, M]`, float32 arithmetic throughout: a rounding here sends a token elsewhere."""
+
+    def __init__(self, spec: MoESpec, config: ModelConfig, prefixes: tuple[str, ...], bias_name: str):
+        self.spec = spec
+        experts, rule = spec.experts, spec.router
+        self.weight = stacked(
+            prefixes, (experts, config.width), ("router", "embed"), {"weight": WHOLE}, dtype="float32"
+        )
+        self.bias = stacked(prefixes, (experts,), ("router",), {"bias": WHOLE}, dtype="float32") if rule.bias else None
+        self.selection_bias = (
+            stacked(prefixes, (experts,), ("router",), {bias_name: WHOLE}, dtype="float32")
+            if rule.selection_bias
+            else None
+        )
+
+    def __call__(self, x: Float[Array, "T M"]) -> tuple[Int[Array, "T k"], Float[Array, "T k"]]:
+        """The top_k experts of each token and their weights."""
+        rule = self.spec.router
+        logits = jnp.matmul(x.astype(jnp.float32), value(self.weight).T, precision=lax.Precision.HIGHEST)
+        if self.bias is not None:
+            logits = logits + value(self.bias)
+        if rule.score == "topk_softmax":
+            best, ids = lax.top_k(logits, self.spec.top_k)
+            return ids, jax.nn.softmax(best, axis=-1)
+        scores = jax.nn.sigmoid(logits) if rule.score == "sigmoid" else jax.nn.softmax(logits, axis=-1)
+        choice = scores if self.selection_bias is None else scores + value(self.selection_bias)
+        if rule.groups > 1:
+            choice = self._within_groups(choice)
+        _, ids = lax.top_k(choice, self.spec.top_k)
+        weights = jnp.take_along_axis(scores, ids, axis=-1)
+        if rule.renormalise:
+            weights = weights / (weights.sum(axis=-1, keepdims=True) + 1e-20)
+        return ids, weights * rule.scale
+
+    def _within_groups(self, choice: Float[Array, "T E"]) -> Float[Array, "T E"]:
+        """Scores with -inf outside the best groups (DeepSeek-V3, section 2.1.2)."""
+        rule = self.spec.router
+        grouped = choice.reshape(choice.shape[0], rule.groups, -1)
+        strength = lax.top_k(grouped, min(2, grouped.shape[-1]))[0].sum(axis=-1)
+        _, kept = lax.top_k(strength, rule.top_groups)
+        open_groups = jax.nn.one_hot(kept, rule.groups, dtype=jnp.bool_).any(axis=1)
+        return jnp.where(open_groups[:, :, None], grouped, -jnp.inf).reshape(choice.shape)
