@@ -143,8 +143,9 @@ def _attend_item(
         slot = (layer * plan.pages + page) * plan.page_size + lax.rem(key, jnp.int32(plan.page_size))
         row = (slot * plan.kv_heads + head) * 2
         mask = both(held, in_lane)
-        k = plgpu.load(pool.at[grid(row, lane)], mask=mask, other=0.0)
-        v = plgpu.load(pool.at[grid(row + 1, lane)], mask=mask, other=0.0)
+        zero = jnp.zeros((), pool.dtype)
+        k = plgpu.load(pool.at[grid(row, lane)], mask=mask, other=zero)
+        v = plgpu.load(pool.at[grid(row + 1, lane)], mask=mask, other=zero)
         scores = lax.dot_general(
             q_block,
             k.astype(jnp.float32).astype(dot_dtype),

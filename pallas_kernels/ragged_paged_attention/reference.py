@@ -128,13 +128,13 @@ def _attend(
 
     def body(i, carry):
         peak, total, acc = carry
-        block = start[:, None] + i * pages + jnp.arange(pages)
+        block = start[:, None] + i * pages + jnp.arange(pages)[None]
         held = block < stop[:, None]
         ids = jnp.take_along_axis(page_table, jnp.clip(block, 0, blocks - 1), axis=1)
         kv = pool[layer, jnp.where(held, ids, 0)].reshape(q.shape[0], pages * page_size, kv_heads, 2, -1)[
             ..., :dim
         ]
-        key = (block[:, :, None] * page_size + jnp.arange(page_size)).reshape(q.shape[0], -1)
+        key = (block[:, :, None] * page_size + jnp.arange(page_size)[None, None]).reshape(q.shape[0], -1)
         seen = (key[:, None] >= first[:, :, None]) & (key[:, None] <= position[:, :, None])
         values = jnp.where(seen.any(1)[:, :, None, None], kv[..., 1, :].astype(jnp.float32), 0)
         scores = jnp.einsum("nqkgd,nckd->nkgqc", q, kv[..., 0, :].astype(jnp.float32))
