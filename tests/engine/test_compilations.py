@@ -1,0 +1,100 @@
+"""After warm-up nothing is compiled, and nothing is copied that need not be."""
+
+import random
+import re
+
+import jax
+import pytest
+
+from tests.engine.helpers import check_idle
+from trillion_infer import SamplingParams
+
+
+def mixed_requests(count: int, vocab: int) -> tuple[list[list[int]], list[SamplingParams]]:
+    rng = random.Random(0)
+    prompts = [[rng.randrange(4, vocab) for _ in range(rng.randrange(1, 70))] for _ in range(count)]
+    params = [
+        SamplingParams(
+            temperature=rng.choice([0.0, 0.7, 1.3]),
+            top_k=rng.choice([0, 1, 5]),
+            top_p=rng.choice([1.0, 0.9]),
+            min_p=rng.choice([0.0, 0.1]),
+            seed=rng.choice([None, 3]),
+            max_tokens=rng.randrange(1, 24),
+            min_tokens=rng.choice([0, 1]),
+            logprobs=rng.choice([None, 0, 5]),
+            prompt_logprobs=rng.choice([None, None, 2]),
+            repetition_penalty=rng.choice([1.0, 1.2]),
+            presence_penalty=rng.choice([0.0, 0.5]),
+            logit_bias=rng.choice([None, {5: -100.0, 7: 2.0}]),
+            n=rng.choice([1, 1, 2]),
+        )
+        for _ in range(count)
+    ]
+    return prompts, params
+
+
+@pytest.mark.parametrize("mesh", [None, "tensor=2", "data=2"])
+def test_200_mixed_requests_compile_nothing(make_llm, mesh):
+    llm = make_llm("smollm2", page_size=8, prefill_chunk=16, **({"mesh": mesh} if mesh else {}))
+    compiled: list[str] = []
+
+    def listen(event: str, duration: float, **kwargs: object) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            compiled.append(event)
+
+    before = llm.stats()["compilations"]
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        outputs = llm.generate(*mixed_requests(200, 128))
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert all(output.finished for output in outputs)
+    assert llm.stats()["compilations"] == before
+    assert compiled == []
+    check_idle(llm)
+
+
+@pytest.mark.parametrize("attention", ["auto", "reference"])
+def test_no_step_copies_a_pool(make_llm, attention):
+    """Looks at the compiled programs: no copy of a pool's shape, and temporaries far below a pool's size."""
+    llm = make_llm("gemma3_text", page_size=8, prefill_chunk=16, attention=attention)
+    pools = llm.engine._state.pools
+    shapes = "|".join({",".join(map(str, pool.shape)) for pool in pools})
+    for bucket in llm.engine.programs.buckets.all:
+        text = llm.engine.programs.forward(bucket).run.as_text()
+        copies = [line for line in text.splitlines() if re.search(rf"= \S*\[({shapes})\]\S* copy\(", line)]
+        assert not copies, f"{bucket.name}: {copies}"
+        assert llm.engine.programs.forward(bucket).temp_bytes < min(pool.nbytes for pool in pools)
+
+
+def test_second_start_takes_its_programs_from_the_cache_u59(make_llm, tmp_path):
+    """A fresh cache is filled by the first engine; the second asks XLA for nothing new."""
+    hits: list[str] = []
+
+    def listen(event: str, **kwargs: object) -> None:
+        hits.append(event)
+
+    from tests.conftest import GOLDEN
+    from trillion_infer import LLM
+    from trillion_infer.engine.compile_cache import enable_compile_cache
+
+    options = {"dtype": "float32", "max_running": 2, "kv_memory": 2**20, "compile_cache": str(tmp_path)}
+    previous = jax.config.jax_compilation_cache_dir
+    try:
+        LLM(GOLDEN / "tiny" / "smollm2", **options)
+        jax.monitoring.register_event_listener(listen)
+        LLM(GOLDEN / "tiny" / "smollm2", **options)
+    finally:
+        jax.monitoring.unregister_event_listener(listen)
+        if previous:
+            enable_compile_cache(previous)
+    assert "/jax/compilation_cache/cache_hits" in hits
+    assert "/jax/compilation_cache/cache_misses" not in hits
+
+
+def test_without_precompile_only_what_runs_is_compiled_u59(make_llm):
+    llm = make_llm("smollm2", page_size=8, precompile=False)
+    assert llm.stats()["compilations"] == 0
+    llm.generate([[5, 6, 7]], SamplingParams(temperature=0, max_tokens=3))
+    assert 0 < llm.stats()["compilations"] < len(llm.engine.programs.names())
