@@ -99,11 +99,12 @@ def test_a_seeded_row_draws_the_same_in_any_batch(data):  # U05
     assert together == run(np.broadcast_to(logits[place], (8, 400)), alone)[0].token[0]
 
 
-def test_padding_rows_change_no_state():
+def test_padding_rows_change_no_state_and_may_hold_nan():
     state = enter_history(fresh(), 2, prompt=[1], output=[5, 5])
     rows = rows_of(4, active=[True, False, False, True])
     rows.slot[:] = [0, 2, 2, 1]
-    _, after = run(np.zeros((4, 16)), rows, state)
+    out, after = run(np.where(rows.active[:, None], np.zeros((4, 16)), np.nan), rows, state)
+    assert not out.flags.any()
     assert after.last_token.tolist() == [0, 0, 5, 0, 0, 0, 0, 0]
     assert np.asarray(after.counts)[2, 5] == 2
     assert np.asarray(after.counts).sum() == 4

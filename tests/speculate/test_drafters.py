@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from trillion_infer.core.errors import ConfigError
 from trillion_infer.speculate import Draft, DrafterSpec, DraftRequest, host_drafters, parse_speculate
-from trillion_infer.speculate.base import best_drafts
 from trillion_infer.speculate.grammar import GrammarDrafter
 from trillion_infer.speculate.ngram import NgramDrafter, NgramIndex
 from trillion_infer.speculate.suffix import SuffixDrafter, TenantTexts
@@ -157,14 +156,6 @@ def test_the_least_recent_tenant_is_forgotten():
 def test_grammar_drafts_what_is_forced():
     assert once(GrammarDrafter(), [1], k=2, forced=lambda k: [7, 8, 9]) == Draft((7, 8), (1.0, 1.0), "grammar")
     assert once(GrammarDrafter(), [1]) == Draft()
-
-
-def test_the_draft_with_the_largest_expected_gain_wins():
-    request = DraftRequest("r", [5, 6, 7, 5, 6], forced=lambda k: [9])
-    (best,) = best_drafts([NgramDrafter(), GrammarDrafter()], [request], 1)
-    assert best.drafter == "grammar"
-    (best,) = best_drafts([NgramDrafter(), GrammarDrafter()], [request], 4)
-    assert best.drafter == "ngram"
 
 
 def test_speculate_flag_is_parsed():

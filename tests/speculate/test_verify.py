@@ -14,6 +14,9 @@ from scipy import stats
 from trillion_infer.sample import RowParams, SamplerState, init_slot, pack, sample, unpack
 from trillion_infer.sample.bitmask import allow_all, forbid
 from trillion_infer.sample.host import slot_chunks
+from trillion_infer.speculate import DraftRequest
+from trillion_infer.speculate.ngram import NgramDrafter
+from trillion_infer.speculate.suffix import SuffixDrafter
 from trillion_infer.speculate.verify import verify
 
 VOCAB, ROWS, DRAFTS = 16, 3, 3
@@ -230,3 +233,19 @@ def test_greedy_rows_ignore_the_probabilities_of_the_drafts():
     )  # fmt: skip
     assert out.tokens[0].tolist() == [*right[1:], best[right[2]]]
     assert out.tokens[1].tolist() == [*right[1:], -1]
+
+
+@pytest.mark.parametrize("drafter", [NgramDrafter(), SuffixDrafter()], ids=lambda drafter: drafter.name)
+def test_drafters_change_no_token_and_save_steps(drafter):
+    rows = make_rows(ROWS, temperature=[0.0, 0.3, 1.0])
+    masks = np.stack([allow_all(40, VOCAB) for _ in range(ROWS)])
+    want, _, _ = plain(4, rows, start(ROWS), 40, masks)
+    asked = [0] * ROWS
+
+    def propose(row, done):
+        asked[row] += len(done) < 40
+        return drafter.propose([DraftRequest(row, [4, *done])], DRAFTS)[0].tokens
+
+    got, _, _ = speculative(4, rows, start(ROWS), 40, masks, propose)
+    assert np.array_equal(got, want)
+    assert asked[0] < 25, "the greedy row runs in a circle, which both drafters see"

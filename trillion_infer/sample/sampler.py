@@ -52,7 +52,7 @@ def sample(
     wants_scores = processors.any_of(rows.active, rows.logprobs >= 0)
     scores = lax.cond(wants_scores, lambda: score(logits, token), lambda: no_scores(logits.shape[0]))
     logprob, rank, top_ids, top_logprobs = scores
-    sampled = Sampled(token, logprob, rank, top_ids, top_logprobs, flags)
+    sampled = Sampled(token, logprob, rank, top_ids, top_logprobs, jnp.where(rows.active, flags, 0))
     return sampled, record(state, rows.slot, token, rows.active)
 
 

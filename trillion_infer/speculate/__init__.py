@@ -6,6 +6,7 @@ This package's own names need no JAX; the verifier is imported from its module.
 from trillion_infer.speculate.adaptive import Acceptance, StepCost, allot
 from trillion_infer.speculate.base import Draft, Drafter, DraftRequest
 from trillion_infer.speculate.registry import DrafterSpec, host_drafters, parse_speculate
+from trillion_infer.speculate.speculator import Speculator
 
 __all__ = [
     "Acceptance",
@@ -13,6 +14,7 @@ __all__ = [
     "DraftRequest",
     "Drafter",
     "DrafterSpec",
+    "Speculator",
     "StepCost",
     "allot",
     "host_drafters",

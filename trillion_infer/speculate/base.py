@@ -56,13 +56,3 @@ class Drafter(abc.ABC):
 
     def release(self, request: DraftRequest) -> None:  # noqa: B027  most drafters that keep nothing need nothing here
         """The request ended; its final tokens may serve later requests of its tenant."""
-
-
-def best_drafts(drafters: Sequence[Drafter], requests: Sequence[DraftRequest], k: int) -> list[Draft]:
-    """For each request the draft with the largest expected gain; earlier drafters win ties."""
-    best = [NOTHING] * len(requests)
-    for drafter in drafters:
-        for place, draft in enumerate(drafter.propose(requests, k)):
-            if draft.expected > best[place].expected:
-                best[place] = draft
-    return best
