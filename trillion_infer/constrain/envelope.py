@@ -14,6 +14,7 @@ from typing import Any
 
 from trillion_infer.constrain.call_shapes import CALL_SHAPES, CallShape
 from trillion_infer.constrain.compiler import schema_rule
+from trillion_infer.constrain.relax import relax_schema
 from trillion_infer.core.errors import InvalidRequestError
 
 _FREE = r"/(.|\n)*/"
@@ -46,6 +47,7 @@ def message_grammar(
     format: name in CALL_SHAPES, for calls of `tools` (OpenAI's shape).
     choice: "auto", "required", or the name of the one tool that must be called.
     parallel: more than one call may follow.
+        A tool's schema is enforced as far as it can be; one marked `strict` is refused if that is not all of it.
     content: a Lark term (see `schema_rule`) that content must match; free text if None. With calls on offer the
         message is then either that or calls.
     """
@@ -133,22 +135,26 @@ class _Rules:
         return f"{call} ({separator} {call})* {end}"
 
     def _call(self, shape: CallShape, tool: Mapping[str, Any]) -> str:
-        before, schema = shape.before.replace("{name}", tool["name"]), tool.get("parameters")
+        before, schema = shape.before.replace("{name}", tool["name"]), tool.get("parameters") or {"type": "object"}
+        if not tool.get("strict"):
+            schema = relax_schema(schema)
         lead, numbered, rest = before.partition("{index}")
         terms = [self.literal(lead), "/[0-9]{1,4}/" if numbered else "", self.literal(rest) if rest else ""]
         if shape.parameter is None:
-            terms.append(self.rule(schema_rule(_object(schema))))
+            terms.append(self.rule(schema_rule(schema)))
         else:
-            terms.append(self._parameters(shape, schema or {}))
+            terms.append(
+                self._parameters(shape, schema if isinstance(schema, Mapping) else {}, bool(tool.get("strict")))
+            )
         terms.append(self.literal(shape.after) if shape.after else "")
         return " ".join(term for term in terms if term)
 
-    def _parameters(self, shape: CallShape, schema: Mapping[str, Any]) -> str:
+    def _parameters(self, shape: CallShape, schema: Mapping[str, Any], strict: bool) -> str:
         """Parameters in the schema's order, the optional ones each or not."""
         required = set(schema.get("required", ()))
         definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
         pieces = [
-            (self._parameter(shape, key, inner, definitions), key in required)
+            (self._parameter(shape, key, inner, definitions, strict), key in required)
             for key, inner in schema.get("properties", {}).items()
         ]
         if not shape.joint:
@@ -162,13 +168,14 @@ class _Rules:
             return ""
         return f"({' | '.join(first)}){'?' if skippable else ''}"
 
-    def _parameter(self, shape: CallShape, key: str, schema: Any, definitions: Mapping[str, Any]) -> str:
+    def _parameter(self, shape: CallShape, key: str, schema: Any, definitions: Mapping[str, Any], strict: bool) -> str:
         before, _, after = str(shape.parameter).partition("{value}")
         before = before.replace("{key}", key)
         texts = None if shape.json_strings else _texts(schema)
         before = before.replace("{flag}", "false" if texts is None else "true")
         if texts is None:
-            value = self.rule(schema_rule({**definitions, **schema} if isinstance(schema, Mapping) else schema))
+            whole = {**definitions, **schema} if isinstance(schema, Mapping) else schema
+            value = self.rule(schema_rule(whole if strict else relax_schema(whole)))
             return self.rule(f"{self.literal(before)} {value} {self.literal(after) if after else ''}")
         if texts:
             options = " | ".join(_quote(text) for text in texts)
@@ -184,10 +191,6 @@ def _texts(schema: Any) -> list[str] | None:
     if listed is not None:
         return list(listed) if listed and all(isinstance(text, str) and text for text in listed) else None
     return [] if schema.get("type") == "string" else None
-
-
-def _object(schema: Any) -> Any:
-    return schema or {"type": "object"}
 
 
 def _function(tool: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from trillion_infer.core.errors import InvalidRequestError
 
-_ENFORCED = frozenset(
+ENFORCED = frozenset(
     "type enum const anyOf oneOf allOf $ref properties required additionalProperties patternProperties minProperties "
     "maxProperties items prefixItems minItems maxItems minLength maxLength pattern format minimum maximum "
     "exclusiveMinimum exclusiveMaximum multipleOf".split()
@@ -17,12 +17,12 @@ _ANNOTATIONS = frozenset(
     "$schema $id $anchor $comment $defs definitions title description default examples example deprecated readOnly "
     "writeOnly contentEncoding contentMediaType discriminator strict".split()
 )
-_FORMATS = frozenset("date-time time date duration email hostname ipv4 ipv6 uri uuid".split())
+FORMATS = frozenset("date-time time date duration email hostname ipv4 ipv6 uri uuid".split())
 # Whatever else these say, uniqueItems false and nullable false restrict nothing.
 _VACUOUS = (("uniqueItems", False), ("nullable", False))
-_SCHEMA_MAPS = ("properties", "patternProperties", "$defs", "definitions")
-_SCHEMA_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
-_SCHEMAS = ("additionalProperties", "items")
+SCHEMA_MAPS = ("properties", "patternProperties", "$defs", "definitions")
+SCHEMA_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
+SCHEMAS = ("additionalProperties", "items")
 
 
 def parse_schema(schema: Mapping[str, Any] | str | bool) -> dict[str, Any]:
@@ -58,28 +58,28 @@ def _checked(schema: Any, pointer: str) -> Any:
         raise refuse(pointer, f"a schema is expected (an object, true or false), got {schema!r:.80}.")
     kept = {key: value for key, value in schema.items() if (key, value) not in _VACUOUS}
     for key in kept:
-        if key not in _ENFORCED and key not in _ANNOTATIONS and not (key.startswith("x-") and key != "x-guidance"):
+        if key not in ENFORCED and key not in _ANNOTATIONS and not (key.startswith("x-") and key != "x-guidance"):
             raise refuse(
                 f"{pointer}/{escape(key)}",
                 f"the keyword {key!r} cannot be enforced; remove it or express it by one of "
-                f"{', '.join(sorted(_ENFORCED))}.",
+                f"{', '.join(sorted(ENFORCED))}.",
             )
     if isinstance(kept.get("items"), list):
         raise refuse(f"{pointer}/items", "a list of schemas is written as 'prefixItems' since draft 2020-12.")
-    if "format" in kept and kept["format"] not in _FORMATS:
+    if "format" in kept and kept["format"] not in FORMATS:
         raise refuse(
             f"{pointer}/format",
-            f"the format {kept['format']!r} cannot be enforced; use one of {', '.join(sorted(_FORMATS))}.",
+            f"the format {kept['format']!r} cannot be enforced; use one of {', '.join(sorted(FORMATS))}.",
         )
-    for key in _SCHEMA_MAPS:
+    for key in SCHEMA_MAPS:
         if key in kept:
             kept[key] = {name: _checked(s, f"{pointer}/{key}/{escape(name)}") for name, s in _map(kept, key, pointer)}
-    for key in _SCHEMA_LISTS:
+    for key in SCHEMA_LISTS:
         if key in kept:
             if not isinstance(kept[key], list):
                 raise refuse(f"{pointer}/{key}", "a list of schemas is expected.")
             kept[key] = [_checked(s, f"{pointer}/{key}/{n}") for n, s in enumerate(kept[key])]
-    for key in _SCHEMAS:
+    for key in SCHEMAS:
         if key in kept:
             kept[key] = _checked(kept[key], f"{pointer}/{key}")
     return kept
@@ -92,13 +92,13 @@ def _map(schema: Mapping[str, Any], key: str, pointer: str) -> Any:
 
 
 def _children(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    for key in _SCHEMA_MAPS:
+    for key in SCHEMA_MAPS:
         for name, inner in schema.get(key, {}).items():
             yield f"{key}/{escape(name)}", inner
-    for key in _SCHEMA_LISTS:
+    for key in SCHEMA_LISTS:
         for number, inner in enumerate(schema.get(key, ())):
             yield f"{key}/{number}", inner
-    for key in _SCHEMAS:
+    for key in SCHEMAS:
         if key in schema:
             yield key, schema[key]
 
