@@ -304,3 +304,35 @@ def test_contradictory_set_up_is_refused(groups, page_size, message):
 def test_impossible_group_is_refused(fields, message):
     with pytest.raises(ConfigError, match=message):
         CacheGroup(**{"name": "g", "window": None, "num_pages": 4, **fields})
+
+
+class TestEvictionHints:
+    def test_branch_left_behind_is_evicted_before_older_blocks(self):
+        cache = make(CacheGroup("full", None, 8))
+        leave(cache, range(50, 59))
+        leave(cache, [*range(8), 20, 20, 20, 20, 0])
+        leave(cache, [*range(8), 21, 21, 21, 21, 0])
+        compute(cache, range(70, 82))
+        assert cache.match(request([*range(8), 20, 20, 20, 20, 0])) == 8
+        assert cache.match(request(range(50, 59))) == 8
+        cache.check_integrity()
+
+    def test_branches_of_a_popular_prefix_live_side_by_side(self):
+        cache = make()
+        for tail in range(20):
+            leave(cache, [*range(8), *[30 + tail] * 5])
+        blocks = list(cache.groups[0].pool.cached_blocks())
+        assert sum(block.superseded for block in blocks) < 12
+
+    def test_pinned_blocks_go_last_and_yield_when_nothing_else_is_left(self):
+        cache = make(CacheGroup("full", None, 4))
+        kept = compute(cache, range(9))
+        cache.pin(kept.block_names)
+        cache.release(kept)
+        leave(cache, range(50, 55))
+        made = request(range(80, 96))
+        cache.attach(made, 0)
+        cache.allocate(made, 8)
+        assert cache.match(request(range(9))) == 8
+        assert cache.allocate(made, 16)
+        cache.check_integrity()

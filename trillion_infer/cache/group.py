@@ -9,6 +9,9 @@ from trillion_infer.cache.prefix import PrefixIndex
 from trillion_infer.config.cache import CacheGroup
 from trillion_infer.core.request import Request
 
+POPULAR = 8
+"""A block hit more often than this is a shared prompt, whose branches live side by side."""
+
 
 @dataclass
 class HeldPages:
@@ -73,6 +76,7 @@ class GroupPages:
         for block in blocks:
             self.pool.share(block)
             block.hits += 1
+            block.superseded = False
         held = HeldPages(count - len(blocks), [block.page for block in blocks])
         self._held[request] = held
         return held
@@ -103,10 +107,30 @@ class GroupPages:
             self._release(page)
         del held.pages[keep:]
 
-    def publish(self, request: Request, name: bytes, block: int) -> None:
-        page = self.held(request).page(block)
+    def publish(self, request: Request, name: bytes, depth: int, parent: bytes | None) -> None:
+        """Name block `depth` of a request, if it is held and new; other branches after its parent are superseded."""
+        page = self.held(request).page(depth)
         if page is not None and self.index.block_at(page) is None:
-            self.index.publish(name, page, block)
+            block = self.index.publish(name, page, depth, parent)
+            if block is not None and block.parent is not None:
+                self._supersede_siblings(block, block.parent)
+
+    def _supersede_siblings(self, block: Block, parent: Block) -> None:
+        """A chat that goes on from an edited turn leaves its old branch; a popular prefix is no chat."""
+        if parent.hits > POPULAR or len(parent.children) == 1:
+            return
+        stack = [child for child in parent.children if child is not block]
+        while stack:
+            left = stack.pop()
+            if not left.superseded:
+                left.superseded = True
+                self.pool.revalue(left)
+                stack.extend(left.children)
+
+    def pin(self, block: Block, count: int) -> None:
+        """Add `count` pins, which may be negative."""
+        block.pins += count
+        self.pool.revalue(block)
 
     def release(self, request: Request) -> None:
         """Release every page, the deepest first: what is freed first is evicted first."""

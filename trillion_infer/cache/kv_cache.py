@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from trillion_infer.cache.eviction import EvictionPolicy, LeastRecentlyUsed
+from trillion_infer.cache.eviction import EvictionPolicy, LeastValuable
 from trillion_infer.cache.group import GroupPages, HeldPages
 from trillion_infer.cache.naming import BlockNamer
 from trillion_infer.config.cache import CacheGroup
@@ -31,7 +31,7 @@ class KVCache:
         page_size: int,
         namer: BlockNamer,
         enable_prefix: bool = True,
-        policy: Callable[[], EvictionPolicy] = LeastRecentlyUsed,
+        policy: Callable[[], EvictionPolicy] = LeastValuable,
     ):
         names = [group.name for group in groups]
         if not names or len(set(names)) != len(names):
@@ -103,7 +103,7 @@ class KVCache:
         names = self._names(request, count)
         for block in range(done, count):
             for group in self.groups:
-                group.publish(request, names[block], block)
+                group.publish(request, names[block], block, names[block - 1] if block else None)
             if self._computing.get(names[block]) is request:
                 del self._computing[names[block]]
         self._committed[request] = count
@@ -148,6 +148,14 @@ class KVCache:
         for name in request.block_names:
             if self._computing.get(name) is request:
                 del self._computing[name]
+
+    def pin(self, names: Sequence[bytes], count: int = 1) -> None:
+        """Have cached blocks evicted after all others (`count` = -1 takes it back); unknown names are skipped."""
+        for group in self.groups:
+            for name in names:
+                block = group.index.find(name)
+                if block is not None:
+                    group.pin(block, count)
 
     def clear(self) -> None:
         """Forget every cached prefix that no request holds."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 
-from trillion_infer.cache.eviction import Block, EvictionPolicy, LeastRecentlyUsed
+from trillion_infer.cache.eviction import Block, EvictionPolicy, LeastValuable
 from trillion_infer.core.errors import OutOfMemoryError
 
 
@@ -20,7 +20,7 @@ class PagePool:
     ):
         self.num_pages = num_pages
         self.evictions = 0
-        self._policy = LeastRecentlyUsed() if policy is None else policy
+        self._policy = LeastValuable() if policy is None else policy
         self._on_evict = on_evict
         self._refs = [0] * num_pages
         self._free = list(reversed(range(num_pages)))
@@ -77,6 +77,11 @@ class PagePool:
                 self._free.append(page)
             else:
                 self._policy.insert(block)
+
+    def revalue(self, block: Block) -> None:
+        """What the policy knows of a block has changed."""
+        if self._refs[block.page] == 0:
+            self._policy.revalue(block)
 
     def forget(self, block: Block) -> None:
         """Free the page of a cached block (its name goes too: the caller drops it from the index)."""

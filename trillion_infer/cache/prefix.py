@@ -31,16 +31,22 @@ class PrefixIndex:
                 return count
         return limit
 
-    def publish(self, name: bytes, page: int, depth: int) -> bool:
-        """Name the content of `page`; False, without effect, if another page has that name."""
+    def publish(self, name: bytes, page: int, depth: int, parent: bytes | None) -> Block | None:
+        """Name the content of `page`, which follows block `parent`; None, without effect, if the name has a page."""
         if name in self._by_name:
-            return False
-        block = Block(name, page, depth)
+            return None
+        block = Block(name, page, depth, None if parent is None else self._by_name.get(parent))
+        if block.parent is not None:
+            block.parent.children.add(block)
         self._by_name[name] = block
         self._by_page[page] = block
-        return True
+        return block
 
     def drop(self, block: Block) -> None:
+        if block.parent is not None:
+            block.parent.children.discard(block)
+        for child in block.children:
+            child.parent = None
         del self._by_name[block.name]
         del self._by_page[block.page]
 
@@ -48,5 +54,6 @@ class PrefixIndex:
         """Names and pages are in one-to-one correspondence. Raises AssertionError."""
         assert len(self._by_name) == len(self._by_page), "a name without a page, or a page without a name"
         for name, block in self._by_name.items():
-            assert block.name == name, f"{block} is filed under another name"
-            assert self._by_page.get(block.page) is block, f"{block} is filed under another page"
+            assert block.name == name, f"block {block.name.hex()} is filed under another name"
+            assert self._by_page.get(block.page) is block, f"block {block.name.hex()} is filed under another page"
+            assert block.parent is None or self._by_name.get(block.parent.name) is block.parent, "a parent is gone"
