@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -109,4 +110,27 @@ def test_values_that_would_touch_a_wrong_page_are_refused(changes, words):
     arrays, sizes = values(**changes)
     with pytest.raises(ValueError) as error:
         check_values(*arrays, **sizes)
+    assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("backend", "shape", "dtype", "table", "words"),
+    [
+        ("tpu", (2, 9, 16, 2, 2, 128), "float16", (4, 4), "a pool of float16 is not handled"),
+        ("tpu", (2, 9, 16, 4, 1, 128), "bfloat16", (4, 4), "a bfloat16 pool needs 2 on TPU"),
+        ("tpu", (2, 9, 16, 2, 2, 128), "bfloat16", (512, 4096), "takes 8388608 bytes of scalar memory"),
+        ("gpu", (2, 9, 16, 2, 2, 64), "bfloat16", (4, 4), "a pool for GPU has 1"),
+        ("gpu", (20, 20000, 16, 4, 1, 128), "int8", (4, 4), "use fewer or more pages"),
+    ],
+)
+def test_each_kernel_refuses_with_a_reason_what_it_cannot_run(backend, shape, dtype, table, words):
+    sequences = table[0]
+    ints = [(), (sequences,), table, (sequences + 1,), (2,)]
+    args = [
+        *[jax.ShapeDtypeStruct((16, heads, min(shape[-1], 128)), jnp.bfloat16) for heads in (4, 2, 2)],
+        jax.ShapeDtypeStruct(shape, dtype),
+        *[jax.ShapeDtypeStruct(ints_shape, jnp.int32) for ints_shape in ints],
+    ]
+    with pytest.raises(UnsupportedError) as error:
+        jax.eval_shape(lambda *args: ragged_paged_attention(*args, scale=1.0, backend=backend), *args)
     assert words in str(error.value)
