@@ -27,8 +27,8 @@ def refusal(q: Array, k: Array, kv_pool: Array, page_table: Array) -> str | None
         return f"a pool of {kv_pool.shape} has more than {MAX_ROWS} rows; use fewer pages."
     if kv_pool.dtype.itemsize == 1 and 2**31 <= kv_pool.size <= 2**32:
         return (
-            f"the end of an 8-bit pool of {kv_pool.size} bytes is out of reach: Triton code for 2 to 4 GiB has "
-            "offsets of 32 bits with a sign; use fewer or more pages."
+            f"the end of an 8-bit pool of {kv_pool.size} bytes is out of reach: Triton code for 2 to 4 GiB "
+            "has offsets of 32 bits with a sign; use fewer or more pages."
         )
     if q.shape[-1] > 256:
         return f"head dim {q.shape[-1]} is over 256, which do not fit in shared memory."
