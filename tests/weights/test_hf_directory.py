@@ -148,3 +148,18 @@ def test_fingerprint_is_the_same_elsewhere_and_changes_with_content(tmp_path):
     assert open_checkpoint(write_hf_directory(tmp_path / "c", changed, CONFIG)).fingerprint() != here
     (tmp_path / "b" / "config.json").write_text(json.dumps(CONFIG | {"rope_theta": 1}))
     assert open_checkpoint(tmp_path / "b").fingerprint() != here
+
+
+def test_hub_ids_are_fetched(tmp_path, monkeypatch):
+    write_hf_directory(tmp_path, tensors(), CONFIG)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda repo, allow_patterns: str(tmp_path))
+    assert set(open_checkpoint("some-org/some-model").names()) == set(tensors())
+
+
+def test_a_hub_without_network_is_one_clear_error(monkeypatch):
+    def offline(repo, allow_patterns):
+        raise OSError("Network is unreachable\nmore lines")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
+    with pytest.raises(ModelLoadError, match=r"some-org/some-model is no local path.*Network is unreachable\);"):
+        open_checkpoint("some-org/some-model")

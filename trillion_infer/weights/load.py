@@ -1,10 +1,11 @@
 """Weights from a checkpoint's files to their shards on a mesh, in parallel, without a second copy on the host."""
 
+import itertools
 import math
 import os
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
@@ -118,18 +119,27 @@ class _Parameter:
         for device, index in whole.sharding.addressable_devices_indices_map(whole.shape).items():
             bounds = tuple(s.indices(n)[:2] for s, n in zip(index, whole.shape, strict=True))
             by_bounds.setdefault(bounds, []).append(device)
-        self.shards = []
+        self._shards: dict[Bounds, _Filling] = {}
         for bounds, devices in by_bounds.items():
             places = [SingleDeviceSharding(d, memory_kind=whole.sharding.memory_kind) for d in devices]
             if blank is None:
                 shard = HostShard([high - low for low, high in bounds], self.dtype, places)
             else:
                 shard = StagedShard([blank.pop(d) for d in devices], places, budget)
-            self.shards.append(_Filling(bounds, shard))
+            self._shards[bounds] = _Filling(bounds, shard)
+        self._cuts = [sorted({bounds[axis] for bounds in self._shards}) for axis in range(len(whole.shape))]
+
+    def touched_by(self, region: Region) -> Iterator["_Filling"]:
+        """This process's shards that a region reaches into (with a step it may still miss them)."""
+        reach = [
+            [(low, high) for low, high in cuts if low < stop and start < high]
+            for cuts, (start, stop, _) in zip(self._cuts, region.box, strict=True)
+        ]
+        return (self._shards[bounds] for bounds in itertools.product(*reach) if bounds in self._shards)
 
     def array(self) -> jax.Array:
         """The whole, as a global array."""
-        local = [a for shard in self.shards for a in shard.arrays()]
+        local = [a for shard in self._shards.values() for a in shard.arrays()]
         return jax.make_array_from_single_device_arrays(self._whole.shape, self._whole.sharding, local)
 
 
@@ -225,12 +235,12 @@ def _jobs(plan: LoadPlan, checkpoint: Checkpoint, params: Mapping[str, _Paramete
         for region in regions:
             users.setdefault(region.name, []).append((param, region))
     for name in sorted(users, key={n: i for i, n in enumerate(checkpoint.names())}.__getitem__):
-        per_value = checkpoint.nbytes(name) / max(1, int(np.prod(checkpoint.shape(name))))
+        per_value = checkpoint.nbytes(name) / max(1, math.prod(checkpoint.shape(name)))
         together: dict[np.dtype, list[tuple[Region, _Filling, Piece]]] = {}
         for param, region in users[name]:
             target = params[param]
             limit = max(1, BLOCK_BYTES // target.dtype.itemsize)
-            for shard in target.shards:
+            for shard in target.touched_by(region):
                 for piece in pieces(region, shard.bounds, limit):
                     shard.expect()
                     cut, size = (region, shard, piece), int(piece.size * per_value)

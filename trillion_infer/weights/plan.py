@@ -15,8 +15,8 @@ from trillion_infer.weights.cast import convertible
 from trillion_infer.weights.checkpoint import Checkpoint
 from trillion_infer.weights.spec import ParamSpec, Source
 
-# Tables that older exporters saved beside the weights; they follow from the configuration.
-ALWAYS_IGNORED = (r".*\.rotary_emb\.inv_freq", r".*\.masked_bias", r".*\.attn\.bias")
+# A table that older exporters saved beside the weights; it follows from the configuration.
+ALWAYS_IGNORED = (r".*\.rotary_emb\.inv_freq",)
 
 _LOG = logging.getLogger(__name__)
 

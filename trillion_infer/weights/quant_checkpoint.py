@@ -1,5 +1,6 @@
 """A quantised Hugging Face checkpoint as if its weights were plain: decoded when read, or handed out packed."""
 
+import copy
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,14 @@ _CHUNK = 1 << 20  # values decoded at a time
 
 
 class QuantisedCheckpoint:
-    """Presents weight `X` in place of the tensors that store it, or the parts of it that `kept` names.
+    """Presents weight `X` in place of the tensors that store it, or the parts of it that `keeping` names.
 
     Parts have the axes of the weight in their order, with fewer columns (and, by blocks, fewer rows).
     """
 
-    def __init__(self, stored: Checkpoint, format: StoredFormat, plain: Sequence[str], kept: Collection[str] = ()):
-        self._stored, self.format, self._plain, self._kept = stored, format, plain, frozenset(kept)
+    def __init__(self, stored: Checkpoint, format: StoredFormat, plain: Sequence[str]):
+        self._stored, self.format = stored, format
+        self._kept: frozenset[str] = frozenset()
         self.path: Path = stored.path
         self.config: dict[str, Any] = stored.config
         self.generation_config: dict[str, Any] = stored.generation_config
@@ -32,7 +34,9 @@ class QuantisedCheckpoint:
 
     def keeping(self, parts: Collection[str]) -> "QuantisedCheckpoint":
         """The same checkpoint, where these parts stand in place of their weights."""
-        return QuantisedCheckpoint(self._stored, self.format, self._plain, parts)
+        view = copy.copy(self)
+        view._kept = frozenset(parts)
+        return view
 
     def is_quantised(self, weight: str) -> bool:
         """True for a weight that is stored in the format."""
