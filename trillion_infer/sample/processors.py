@@ -1,6 +1,5 @@
 """From the model's logits to the logits that are drawn from: mask, bias, penalties, then temperature."""
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt
 
@@ -42,4 +41,4 @@ def any_of(*conditions: Bool[Array, "R"]) -> Bool[Array, ""]:
     met = conditions[0]
     for condition in conditions[1:]:
         met &= condition
-    return jax.numpy.any(met)
+    return jnp.any(met)
