@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from trillion_infer.core.errors import ModelLoadError, UnsupportedModelError
 from trillion_infer.testing.checkpoints import write_gguf
 from trillion_infer.weights import open_checkpoint
+from trillion_infer.weights.fetch import fetch_gemma3_270m
 from trillion_infer.weights.gguf_file import GGUFFile
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -208,5 +209,5 @@ def test_smollm2_equals_transformers_reading_bit_for_bit(smollm2_path):
 
 
 @pytest.mark.slow
-def test_gemma3_equals_transformers_reading_bit_for_bit(gemma3_path):
-    matches_golden(gemma3_path, "gemma3_270m")
+def test_gemma3_equals_transformers_reading_bit_for_bit():
+    matches_golden(fetch_gemma3_270m(), "gemma3_270m")
