@@ -54,7 +54,7 @@ def test_every_tool_format_can_be_constrained():
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("format", FORMATS)
-def test_required_calls_are_valid(compiler, byte_tokenizer, format, seed):
+def test_u37_required_calls_are_valid(compiler, byte_tokenizer, format, seed):
     text = draw(compiler, byte_tokenizer, seed, format=format, choice="required")
     message = read(format, text)
     assert message.tool_calls, text
@@ -80,7 +80,7 @@ def test_a_text_parameter_is_free_up_to_its_end(compiler, byte_tokenizer, format
 
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("name", SCHEMAS)
-def test_a_named_tool_is_the_only_one_called(compiler, byte_tokenizer, format, name):
+def test_u37_a_named_tool_is_the_only_one_called(compiler, byte_tokenizer, format, name):
     for seed in SEEDS:
         text = draw(compiler, byte_tokenizer, seed, format=format, choice=name, parallel=False)
         assert [call.name for call in read(format, text).tool_calls] == [name]
@@ -150,7 +150,7 @@ def test_t25_auto_tools_and_a_response_format_allow_either(compiler, byte_tokeni
     assert compiler.compile(either).accept(ids) == 0
 
 
-def test_an_unknown_choice_lists_the_tools(byte_tokenizer):
+def test_u37_an_unknown_choice_lists_the_tools(byte_tokenizer):
     with pytest.raises(InvalidRequestError, match=r"'fly'.*get_weather, run-code"):
         message_grammar(byte_tokenizer.added_tokens, format="hermes", tools=TOOLS, choice="fly")
 

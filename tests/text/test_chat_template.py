@@ -36,7 +36,7 @@ def test_smollm2_ids_equal_transformers(smollm2_tokenizer):
         assert smollm2_tokenizer.encode(render_chat(smollm2_tokenizer, chat)) == ids
 
 
-def test_exactly_one_bos_on_every_path(byte_tokenizer):
+def test_u32_exactly_one_bos_on_every_path(byte_tokenizer):
     text = render_chat(byte_tokenizer, user("the"))
     ids = encode_chat(byte_tokenizer, user("the"))
     assert text.startswith("<|bos|>")
@@ -44,7 +44,7 @@ def test_exactly_one_bos_on_every_path(byte_tokenizer):
     assert byte_tokenizer.encode(text) == ids
 
 
-def test_text_parts_are_joined_for_a_template_of_strings():
+def test_u34_text_parts_are_joined_for_a_template_of_strings():
     parts = [{"type": "text", "text": "who is"}, {"type": "text", "text": "mickey?"}]
     assert render(PLAIN, user(parts)) == "user:who is\nmickey?;"
 
@@ -56,7 +56,7 @@ def test_a_template_that_loops_over_content_gets_the_parts():
 
 @pytest.mark.parametrize("kind", ["image_url", "input_audio", "video"])
 @pytest.mark.parametrize("source", [PLAIN, PARTS])
-def test_a_part_that_is_no_text_is_named(source, kind):
+def test_u34_a_part_that_is_no_text_is_named(source, kind):
     with pytest.raises(InvalidRequestError, match=f"messages\\[0\\].*'{kind}'"):
         render(source, user([{"type": kind, kind: {}}]))
 

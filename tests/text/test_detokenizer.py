@@ -37,7 +37,7 @@ def test_pieces_add_up_to_the_whole_text_smollm2(smollm2_tokenizer, ids, cuts):
 
 @pytest.mark.parametrize("text", HARD_TEXTS)
 @pytest.mark.parametrize("kind", ["byte_tokenizer", "sentencepiece_tokenizer", "smollm2_tokenizer"])
-def test_a_valid_text_streams_whole_characters(request, kind, text):
+def test_u28_a_valid_text_streams_whole_characters(request, kind, text):
     tokenizer = request.getfixturevalue(kind)
     ids = tokenizer.encode(text, add_special_tokens=False)
     pieces, tail = stream(tokenizer, ids, [1] * len(ids))

@@ -30,7 +30,7 @@ def test_same_ids_as_the_gguf_file(directory, byte_tokenizer):
     assert loaded.bos_id == byte_tokenizer.bos_id
 
 
-def test_eos_is_the_union_of_every_source(directory, byte_tokenizer):
+def test_u35_eos_is_the_union_of_every_source(directory, byte_tokenizer):
     end = byte_tokenizer.added_tokens["<|im_end|>"]
     assert Tokenizer.from_hf(directory).eos_ids == {5, 6, 7, end}
     write(directory, "config.json", eos_token_id=None, text_config={"eos_token_id": 9})

@@ -62,7 +62,7 @@ def test_nothing_is_held_longer_than_needed(text, stop):
         assert held == "" or any(s.startswith(held) and s != held for s in stop)
 
 
-def test_no_part_of_a_stop_string_is_streamed():
+def test_u16_no_part_of_a_stop_string_is_streamed():
     matcher = StopMatcher(("DEFGHIJ",))
     assert [matcher.push(p) for p in ("ABC", "DEF", "G", "HI")] == [("ABC", None)] + [("", None)] * 3
     assert matcher.push("JKL") == ("", "DEFGHIJ")
@@ -75,7 +75,7 @@ def test_include_appends_the_stop_string_once():
     assert matcher.flush() == ""
 
 
-def test_a_newline_before_min_tokens_is_text():
+def test_u18_a_newline_before_min_tokens_is_text():
     matcher = StopMatcher(("\n",))
     assert matcher.push("a\n", allow_match=False) == ("a\n", None)
     assert matcher.push("b\nc") == ("b", "\n")

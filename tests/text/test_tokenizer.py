@@ -75,7 +75,7 @@ def test_bos_is_never_doubled(byte_tokenizer):
 
 
 @pytest.mark.parametrize("id", [-1, 265, 10**6, 2**63])
-def test_an_id_outside_the_vocabulary_decodes_to_nothing(byte_tokenizer, id):
+def test_u26_an_id_outside_the_vocabulary_decodes_to_nothing(byte_tokenizer, id):
     assert byte_tokenizer.decode([id]) == ""
     assert byte_tokenizer.decode([id], skip_special_tokens=False) == ""
     assert byte_tokenizer.id_to_piece(id) is None
