@@ -1,0 +1,48 @@
+"""Measures speed, start-up and memory, with the machine's limits and transformers (torch, CPU) in the same run.
+
+Run:    python scripts/benchmark.py --model=MODEL --config=smollm2_cpu
+        python scripts/benchmark.py --model=MODEL --workload=decode,prefill --json
+        python scripts/benchmark.py --model=MODEL --torch_python=/path/to/python-with-torch
+Expect: a table; with --json one object a line: engine, metric, value, unit, dtype, model (see docs/measurements.md).
+
+decode: batch 1, 32 in, 128 out. prefill: 1,024 in, 1 out. offline: 32 requests of 16 to 512 in, 64 out, 16 running.
+startup: process start to first token, with an empty cache of compiled programs (startup_cold_s) and with a filled one.
+Every run has prompts of its own, so prefix caching does not help; the best of --repeats is given.
+"""
+
+import sys
+
+from absl import flags
+from rich.console import Console
+
+from trillion_infer.benchmark.run import MAX_RUNNING, Plan, run_plan
+from trillion_infer.benchmark.table import table
+from trillion_infer.benchmark.workloads import Sizes, parse_workloads
+from trillion_infer.cli.flags import define_llm_flags, run
+from trillion_infer.cli.progress import progress_bars
+
+WORKLOAD = flags.DEFINE_string("workload", "all", "decode, prefill, offline, startup, several with commas, or all.")
+JSON = flags.DEFINE_bool("json", False, "One JSON object a line instead of a table.")
+REPEATS = flags.DEFINE_integer("repeats", 3, "Runs of each workload; the best is given.")
+SCALE = flags.DEFINE_float("scale", 1.0, "Factor on every size of the workloads; only 1 compares with other figures.")
+TORCH_PYTHON = flags.DEFINE_string(
+    "torch_python", None, 'Python with torch and transformers; default: this one if it has them. "" skips them.'
+)
+llm_flags = define_llm_flags(max_running=MAX_RUNNING)
+
+
+def main(_: list[str]) -> None:
+    workloads = parse_workloads(WORKLOAD.value)
+    plan = Plan(llm_flags(), workloads, Sizes().scaled(SCALE.value), REPEATS.value, TORCH_PYTHON.value)
+    found = []
+    with progress_bars() as progress:
+        for record in run_plan(plan, lambda notice: print(f"notice: {notice}", file=sys.stderr), progress):
+            found.append(record)
+            if JSON.value:
+                print(record.line(), flush=True)
+    if not JSON.value:
+        Console().print(table(found))
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,55 @@
+"""What a benchmark prints: one figure a record."""
+
+import dataclasses
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+ENGINE = "trillion_infer"
+BASELINE = "transformers"
+MACHINE = "machine"
+
+UNITS = {
+    "decode_tok_s": "tokens/s",
+    "prefill_tok_s": "tokens/s",
+    "offline_out_tok_s": "tokens/s",
+    "offline_total_tok_s": "tokens/s",
+    "startup_cold_s": "s",
+    "startup_s": "s",
+    "peak_rss_mb": "MB",
+    "read_gb_s": "GB/s",
+    "bf16_gflops": "GFLOP/s",
+    "f32_gflops": "GFLOP/s",
+}
+"""Every metric and its unit. startup_s is the warm one. MB and GB are powers of ten, except peak_rss_mb (2^20)."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """One figure. engine: who was measured, `machine` for limits, `a/b` for ratios. dtype: of the weights."""
+
+    engine: str
+    metric: str
+    value: float
+    unit: str
+    dtype: str
+    model: str
+
+    def line(self) -> str:
+        """The record as one line of JSON."""
+        return json.dumps(dataclasses.asdict(self), ensure_ascii=False, allow_nan=False)
+
+
+def record(engine: str, metric: str, value: float, dtype: str, model: str) -> Record:
+    """A record with the metric's unit and the value to four digits."""
+    return Record(engine, metric, float(f"{value:.4g}"), UNITS[metric], dtype, model)
+
+
+def ratios(records: Iterable[Record]) -> Iterator[Record]:
+    """This engine's figure over the baseline's, for every metric that both have."""
+    records = list(records)
+    theirs = {r.metric: r.value for r in records if r.engine == BASELINE and r.value > 0}
+    for ours in records:
+        if ours.engine == ENGINE and ours.metric in theirs:
+            value = float(f"{ours.value / theirs[ours.metric]:.3g}")
+            yield Record(f"{ENGINE}/{BASELINE}", ours.metric, value, "ratio", ours.dtype, ours.model)

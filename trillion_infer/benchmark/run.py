@@ -1,0 +1,86 @@
+"""A benchmark from options to records."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from trillion_infer.benchmark.baseline import BaselineUnavailable, find_python, run_baseline
+from trillion_infer.benchmark.limits import machine_limits
+from trillion_infer.benchmark.measure import MEASURES, peak_rss_mb, warm_up
+from trillion_infer.benchmark.records import ENGINE, MACHINE, Record, ratios, record
+from trillion_infer.benchmark.startup import startup
+from trillion_infer.benchmark.workloads import WORKLOADS, Sizes, Work, draw
+from trillion_infer.core.errors import ConfigError
+from trillion_infer.llm import LLM, Progress
+from trillion_infer.models import read_family
+from trillion_infer.weights.checkpoint import open_checkpoint
+
+MAX_RUNNING = 16
+"""Requests computed at once in the offline workload."""
+
+_LIMIT_DTYPES = {"bf16_gflops": "bfloat16", "f32_gflops": "float32"}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """options: keywords of LLM. repeats: the best is reported. torch_python: see find_python."""
+
+    options: Mapping[str, Any]
+    workloads: Sequence[str] = WORKLOADS
+    sizes: Sizes = field(default_factory=Sizes)
+    repeats: int = 3
+    torch_python: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.repeats < 1:
+            raise ConfigError(f"repeats is {self.repeats}; it must be 1 or more.")
+
+
+def run_plan(plan: Plan, tell: Callable[[str], None], progress: Progress | None = None) -> Iterator[Record]:
+    """Records as they are measured: this engine, the machine's limits, the baseline, ratios.
+
+    `tell` gets a sentence when the baseline is left out. Every repeat has prompts of its own; the baseline's are those
+    of the first. Raises what LLM raises, and ConfigError for a torch_python that cannot serve.
+    """
+    try:
+        python = find_python(plan.torch_python)
+    except BaselineUnavailable as error:
+        tell(f"transformers is not measured: {error}.")
+        python = None
+    checkpoint = open_checkpoint(plan.options["model"])
+    family = read_family(checkpoint.config, checkpoint.generation_config)
+    draws = [draw(plan.sizes, family.config.vocab, number) for number in range(plan.repeats + 1)]
+    name, found = Path(plan.options["model"]).name, []
+    # Before the parent touches a device: on accelerators only one process at a time may hold it.
+    started = startup(plan.options, draws[0].startup, plan.repeats) if "startup" in plan.workloads else {}
+    llm = LLM(**{**plan.options, "progress": progress})
+    dtype, running = llm.blueprint.dtype, llm.blueprint.config.max_running * llm.blueprint.data
+    for metric, value in chain(started.items(), _figures(llm, plan.workloads, draws)):
+        found.append(record(ENGINE, metric, value, dtype, name))
+        yield found[-1]
+    for metric, value in machine_limits().items():
+        yield record(MACHINE, metric, value, _LIMIT_DTYPES.get(metric, dtype), name)
+    if python is None:
+        return
+    try:
+        work = draws[0].for_baseline(plan.workloads, running)
+        for each in run_baseline(python, str(plan.options["model"]), dtype, work, plan.repeats):
+            found.append(each)
+            yield each
+    except BaselineUnavailable as error:
+        tell(f"transformers is not measured: {error}.")
+    yield from ratios(found)
+
+
+def _figures(llm: LLM, workloads: Sequence[str], draws: Sequence[Work]) -> Iterator[tuple[str, float]]:
+    """Best figures of a loaded LLM, which is closed. The last draw is for warming up."""
+    *repeats, spare = draws
+    if any(name in MEASURES for name in workloads):
+        warm_up(llm, spare)
+    for name in (name for name in workloads if name in MEASURES):
+        runs = [MEASURES[name](llm, work) for work in repeats]
+        yield from ((metric, max(run[metric] for run in runs)) for metric in runs[0])
+    yield "peak_rss_mb", peak_rss_mb()
+    llm.close()
