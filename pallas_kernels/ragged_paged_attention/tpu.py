@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.common.backends import UnsupportedError
 from pallas_kernels.common.varying import result_like, vary_together
-from pallas_kernels.ragged_paged_attention.blocks import Shape, TpuBlocks, tpu_blocks
+from pallas_kernels.ragged_paged_attention.blocks import VECTOR_LIMIT, Shape, TpuBlocks, tpu_blocks
 from pallas_kernels.ragged_paged_attention.items import work_items
 from pallas_kernels.ragged_paged_attention.tpu_kernel import LANES, LOWEST, Plan, kernel
 from pallas_kernels.ragged_paged_attention.values import interleave
@@ -79,7 +79,6 @@ def ragged_paged_attention(
         kv_lens=kv_lens,
         page_table=page_table,
         cu_q_lens=cu_q_lens,
-        vector_bytes=blocks.vector_bytes(shape),
         plan=partial(
             Plan,
             pages=blocks.pages,
@@ -118,7 +117,6 @@ def _launch(
     first,
     last,
     block_q,
-    vector_bytes,
     plan,
 ):
     """`out` and `pool` after the sequences in [first, last), `block_q` queries at a time."""
@@ -154,7 +152,7 @@ def _launch(
             ],
         ),
         input_output_aliases={len(scalars) + 3: 1, len(scalars) + 4: 0},
-        compiler_params=pltpu.CompilerParams(vmem_limit_bytes=vector_bytes),
+        compiler_params=pltpu.CompilerParams(vmem_limit_bytes=VECTOR_LIMIT),
         interpret=pltpu.InterpretParams(detect_races=True) if plan.interpret else False,
         name=f"ragged_paged_attention_{'decode' if block_q == 1 else 'prefill'}",
     )(*operands)
