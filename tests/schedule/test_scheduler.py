@@ -5,7 +5,7 @@ from fake_device import EOS, FakeEngine, make_request, make_scheduler, true_outp
 
 from trillion_infer.config.cache import CacheGroup
 from trillion_infer.core.errors import InvalidRequestError, QueueFullError
-from trillion_infer.core.request import Status
+from trillion_infer.core.request import Request, Status
 from trillion_infer.core.sampling_params import SamplingParams
 
 
@@ -355,3 +355,33 @@ class TestRefusals:
             scheduler.add(make_request("b", [2]))
         scheduler.schedule()
         scheduler.add(make_request("c", [3]))
+
+
+@pytest.mark.parametrize("context", [40, 4000])
+def test_a_steady_step_reads_each_token_once_whatever_the_context(monkeypatch, context):
+    groups = [CacheGroup("full", None, 2100), CacheGroup("window", 16, 200)]
+    scheduler = make_scheduler(groups, max_batch_tokens=5000, prefill_chunk=4900, max_model_len=5000)
+    for i in range(2):
+        scheduler.add(make_request(i, [i + 1] * context, max_tokens=100))
+    plan = scheduler.schedule()
+    while plan.num_decode < 2:
+        for row in plan.rows:
+            scheduler.complete(row, [1] if row.samples else [])
+        plan = scheduler.schedule()
+    reads, updates, real = [], 0, Request.token
+    monkeypatch.setattr(Request, "token", lambda self, position: reads.append(position) or real(self, position))
+    for _ in range(40):
+        for row in plan.rows:
+            scheduler.complete(row, [1])
+        plan = scheduler.schedule()
+        updates += len(plan.page_updates)
+    assert len(reads) <= 2 * 44
+    assert len(set(reads)) * 2 >= len(reads)
+    assert updates <= 2 * 2 * 11
+
+
+def test_a_small_window_pool_still_lets_requests_run_together():
+    groups = [CacheGroup("full", None, 60), CacheGroup("window", 6, 8)]
+    engine = FakeEngine(make_scheduler(groups, prefill_chunk=16))
+    run_all(engine, [make_request(i, [i + 1] * 40, max_tokens=20) for i in range(2)])
+    assert max(len(plan.rows) for plan in engine.plans) == 2

@@ -11,14 +11,13 @@ from trillion_infer.schedule.estimate import OutputLengths
 class Admission:
     """Expected need = prompt + expected answer, in pages of every cache group.
 
-    extend_len: most tokens that one request computes in one step, what a windowed group holds beside its window.
+    A windowed group is asked for its window only: a prefill chunk is shortened to the pages that are left beside it.
     """
 
-    def __init__(self, cache: KVCache, lengths: OutputLengths, max_model_len: int, extend_len: int):
+    def __init__(self, cache: KVCache, lengths: OutputLengths, max_model_len: int):
         self._cache = cache
         self._lengths = lengths
         self._max_model_len = max_model_len
-        self._extend_len = extend_len
 
     def check(self, request: Request) -> None:
         """Bound `request.max_tokens` by the context and the pools; refuse what can never fit.
@@ -61,8 +60,7 @@ class Admission:
         """Pages of each group that a request is expected to need beyond those it holds."""
         output = self._lengths.expected(request.num_output, max(request.max_tokens, 1))
         length = max(len(request.prompt_ids) + output - 1, request.num_tokens)
-        extend = min(self._extend_len, max(1, request.num_tokens - request.num_computed))
-        needed = self._cache.pages_needed(length, extend)
+        needed = self._cache.pages_needed(length, 1)
         return [max(0, n - h) for n, h in zip(needed, self._cache.pages_held(request), strict=True)]
 
     def total_growth(self, running: Iterable[Request]) -> list[int]:

@@ -47,16 +47,19 @@ class Scheduler:
         self.cache = cache
         self.preemptions = 0
         self._lengths = OutputLengths(config.expected_output)
-        extend_len = config.prefill_chunk if config.chunked_prefill else config.max_model_len
-        self._admission = Admission(cache, self._lengths, config.max_model_len, extend_len)
+        self._admission = Admission(cache, self._lengths, config.max_model_len)
         self._requests: dict[str, Request] = {}
         self._ranks = Ranks()
         self._waiting = RankedList(self._ranks)
         self._running = RankedList(self._ranks)
         self._free_slots = list(range(config.max_running))
         self._preempted: list[Request] = []
+        self._adopted: list[Request] = []
         self._awaited: dict[Request, bytes] = {}
+        # The waiting request that did not fit: looked at again when pages were given back, by a request that left
+        # or by a prefill chunk that moved out of a window.
         self._blocked: Request | None = None
+        self._chunk_in_flight = False
 
     @property
     def has_work(self) -> bool:
@@ -94,6 +97,14 @@ class Scheduler:
         self._ranks.add(request)
         self._waiting.add(request)
 
+    def check(self, request: Request) -> None:
+        """Refuse a request that can never fit here, without queueing it; see `add`."""
+        self._admission.check(request)
+
+    def queued_tokens(self) -> int:
+        """Tokens of live requests that no step has computed yet."""
+        return sum(max(0, r.num_known - r.num_computed) for r in self._requests.values())
+
     def abort(self, request_id: str) -> Request | None:
         """End a request wherever it stands; None, without effect, if no such request is live."""
         request = self._requests.get(request_id)
@@ -117,6 +128,32 @@ class Scheduler:
             self._blocked = None
         del self._requests[request.request_id]
         self._ranks.remove(request)
+
+    def adopt(self, request: Request, num_computed: int) -> int | None:
+        """Run a request whose first `num_computed` positions another pool has computed, past the queue.
+
+        Returns how many of them the prefix index holds already (a multiple of the page size), or None, without
+        effect, while there is no slot or page for it. The caller writes the KV of the other positions into the pages
+        it now holds before the next step runs. The request's tokens up to and including the next one are known.
+        """
+        assert request.request_id not in self._requests, f"request {request.request_id} is here already"
+        if not self._free_slots:
+            return None
+        hit = min(self.cache.match(request), num_computed)
+        request.slot = heappop(self._free_slots)
+        self.cache.attach(request, hit)
+        request.num_computed = num_computed
+        if not self.cache.allocate(request, num_computed + 1):
+            self.cache.release(request)
+            heappush(self._free_slots, request.slot)
+            request.slot, request.num_computed = -1, 0
+            return None
+        request.status = Status.RUNNING
+        self._requests[request.request_id] = request
+        self._ranks.add(request)
+        self._running.add(request)
+        self._adopted.append(request)
+        return hit
 
     def complete(self, row: Row, token_ids: Sequence[int]) -> bool:
         """Hand over the ids sampled by a row; False if the request has ended and they were dropped.
@@ -147,12 +184,15 @@ class Scheduler:
         self._plan_decodes(step)
         self._plan_prefills(step)
         self._admit(step)
+        self._chunk_in_flight = any(row.length > 1 for row in step.rows)
         if not step.rows:
             return None
         preempted, self._preempted = self._preempted, []
+        adopted = [request for request in self._adopted if request.slot >= 0]
+        self._adopted.clear()
         decodes = [row for row in step.rows if row.length == 1]
         others = [row for row in step.rows if row.length > 1]
-        return StepPlan(decodes + others, step.admitted, preempted, self.cache.drain_updates(), len(decodes))
+        return StepPlan(decodes + others, adopted + step.admitted, preempted, self.cache.drain_updates(), len(decodes))
 
     def _plan_decodes(self, step: _Step) -> None:
         lacking = [(r, _lacks(r)) for r in self._running]
@@ -232,7 +272,7 @@ class Scheduler:
         for request in self._candidates():
             if not self._free_slots or step.room_for_prefill < 1:
                 return
-            if request is self._blocked or request.num_in_flight > 0:
+            if request.num_in_flight > 0 or (request is self._blocked and not self._chunk_in_flight):
                 return
             if self._should_await(request):
                 continue
