@@ -381,7 +381,7 @@ def test_a_steady_step_reads_each_token_once_whatever_the_context(monkeypatch, c
 
 
 def test_a_small_window_pool_still_lets_requests_run_together():
-    groups = [CacheGroup("full", None, 60), CacheGroup("window", 6, 8)]
+    groups = [CacheGroup("full", None, 60), CacheGroup("window", 6, 6)]
     engine = FakeEngine(make_scheduler(groups, prefill_chunk=16))
     run_all(engine, [make_request(i, [i + 1] * 40, max_tokens=20) for i in range(2)])
     assert max(len(plan.rows) for plan in engine.plans) == 2
