@@ -26,8 +26,9 @@ INTRODUCTION = """# Kernels
 Written by `scripts/kernel_report.py` with the real compilers, without the devices. Compile time is of a scan
 over the layers of one model, on whatever machine ran the script; scratch is the vector memory (TPU) or shared
 memory (GPU) that the kernel plans with; temp / pool is the compiler's temporaries over the pool, which is
-updated in place. Bytes and GFLOP are of one call by the kernel's own loops (decode: 64 sequences; prefill: a
-chunk of 512 tokens; each after up to 8192 cached tokens), beside the fewest that the result needs.
+updated in place and takes a quarter of the device. Bytes and GFLOP are of one call by the kernel's own loops
+(decode: 64 sequences; prefill: a chunk of 512 tokens; each after up to 8192 cached tokens), beside the fewest
+that the result needs.
 """
 
 

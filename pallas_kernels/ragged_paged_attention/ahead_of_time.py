@@ -9,6 +9,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from pallas_kernels.ragged_paged_attention.api import ragged_paged_attention
 from pallas_kernels.ragged_paged_attention.arg_specs import ArgSpec
+from sharding.topologies import kind_of
 
 
 @dataclass(frozen=True)
@@ -22,14 +23,15 @@ class Batch:
 
 DECODE = Batch(64, 64, 1)
 PREFILL = Batch(16, 512, None)
-POOL_BYTES = 2**31
 
 
-def pages_of(spec: ArgSpec) -> int:
-    """Pages that make a pool of about POOL_BYTES."""
+def pages_of(spec: ArgSpec, device: jax.Device) -> int:
+    """Pages that make a pool of about a quarter of the device's memory."""
     lanes = -(-spec.dim // 128) * 128
     row = 2 * spec.kv_heads * lanes * jnp.dtype(spec.pool_dtype).itemsize
-    return POOL_BYTES // (spec.layers * spec.page_size * row)
+    kind = kind_of(device.device_kind)
+    assert kind is not None, "devices come from sharding.topologies"
+    return kind.memory // 4 // (spec.layers * spec.page_size * row)
 
 
 def compile_layers(
@@ -42,7 +44,7 @@ def compile_layers(
     """
     mesh = Mesh([device], ("x",))
     sequences = batch.sequences if spec.max_len <= 2**20 else 4
-    args = spec.abstract(backend, sequences, max(batch.tokens, sequences), pages_of(spec))
+    args = spec.abstract(backend, sequences, max(batch.tokens, sequences), pages_of(spec, device))
     sinks = jax.ShapeDtypeStruct((spec.heads,), jnp.float32)
     q, k, v, pool, _, *lengths = args
 
