@@ -1,9 +1,11 @@
 """Matmuls of a mixture of experts."""
 
+from collections.abc import Callable
+
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.common.backends import choose_backend
-from pallas_kernels.grouped_matmul import reference, tpu
+from pallas_kernels.grouped_matmul import cpu, experts, gpu, reference, tpu
 from pallas_kernels.grouped_matmul.checks import check_ffn, check_grouped_matmul
 from pallas_kernels.quantised_matmul.api import as_index
 from pallas_kernels.quantised_matmul.formats import QuantisedTensor
@@ -26,7 +28,7 @@ def grouped_matmul(
       weight: one matrix a group, plain or quantised; with `layer`, a stack of them over layers.
       group_sizes: rows of each group; the weight of an empty group is not read.
       layer: which layer of stacked weights and biases. The stack is read in place; a slice would be copied first.
-      backend: `auto`, `reference`, `tpu` or `gpu`.
+      backend: `auto`, `reference`, `tpu`, `gpu` or `cpu` (native kernels).
       interpret: run a Pallas kernel on CPU, for tests.
 
     Returns:
@@ -37,12 +39,9 @@ def grouped_matmul(
       UnsupportedError: no implementation can run them; every reason is listed.
     """
     check_grouped_matmul(x, weight, group_sizes, layer, bias)
-    refusals = {"reference": lambda: None, "tpu": lambda: tpu.refusal(x, weight)}
-    args = (x, weight, group_sizes)
-    options = {"layer": as_index(layer), "bias": bias}
-    if choose_backend("grouped_matmul", backend, refusals) == "tpu":
-        return tpu.grouped_matmul(*args, **options, interpret=interpret)
-    return reference.grouped_matmul(*args, **options)
+    backend = choose_backend("grouped_matmul", backend, _refusals(x, weight))
+    run, _ = _implementation(backend, interpret)
+    return run(x, weight, group_sizes, layer=as_index(layer), bias=bias)
 
 
 def grouped_ffn(
@@ -78,7 +77,7 @@ def grouped_ffn(
       scores_on_input: multiply the tokens before the expert instead of its output (Llama 4).
       layer: which layer of stacked weights and biases.
       expert_offset: number of the first expert held here.
-      backend: `auto`, `reference`, `tpu` or `gpu`.
+      backend: `auto`, `reference`, `tpu`, `gpu` or `cpu` (native kernels).
       interpret: run a Pallas kernel on CPU, for tests.
 
     Returns:
@@ -89,16 +88,35 @@ def grouped_ffn(
       UnsupportedError: no implementation can run them; every reason is listed.
     """
     check_ffn(x, gate_up, down, expert_ids, expert_weights, activation, gate_up_bias, down_bias, layer)
-    refusals = {"reference": lambda: None, "tpu": lambda: tpu.refusal(x, gate_up, down)}
-    args = (x, gate_up, down, expert_ids, expert_weights)
-    options = {
-        "activation": activation,
-        "gate_up_bias": gate_up_bias,
-        "down_bias": down_bias,
-        "scores_on_input": scores_on_input,
-        "layer": as_index(layer),
-        "expert_offset": expert_offset,
+    backend = choose_backend("grouped_ffn", backend, _refusals(x, gate_up, down))
+    _, run = _implementation(backend, interpret)
+    return run(
+        x,
+        gate_up,
+        down,
+        expert_ids,
+        expert_weights,
+        activation=activation,
+        gate_up_bias=gate_up_bias,
+        down_bias=down_bias,
+        scores_on_input=scores_on_input,
+        layer=as_index(layer),
+        expert_offset=expert_offset,
+    )
+
+
+def _refusals(x: Array, *weights: Array | QuantisedTensor) -> dict[str, Callable[[], str | None]]:
+    return {
+        "reference": lambda: None,
+        "tpu": lambda: tpu.refusal(x, *weights),
+        "gpu": lambda: gpu.refusal(x, *weights),
+        "cpu": lambda: cpu.refusal(x, *weights),
     }
-    if choose_backend("grouped_ffn", backend, refusals) == "tpu":
-        return tpu.grouped_ffn(*args, **options, interpret=interpret)
-    return reference.grouped_ffn(*args, **options)
+
+
+def _implementation(backend: str, interpret) -> tuple[Callable, Callable]:
+    """`grouped_matmul` and `grouped_ffn` of a backend."""
+    if backend == "reference":
+        return reference.grouped_matmul, reference.grouped_ffn
+    platform = {"tpu": tpu, "gpu": gpu, "cpu": cpu}[backend]
+    return experts.with_kernel(platform.project, platform.MOST_TILE, interpret, split=backend != "cpu")

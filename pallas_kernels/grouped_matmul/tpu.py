@@ -15,13 +15,7 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.common.varying import result_like, vary_together
 from pallas_kernels.grouped_matmul.activations import ACTIVATIONS
-from pallas_kernels.grouped_matmul.routing import (
-    block_rows,
-    inverse,
-    is_local,
-    route,
-    visit_tiles,
-)
+from pallas_kernels.grouped_matmul.routing import visit_tiles
 from pallas_kernels.quantised_matmul import tiles
 from pallas_kernels.quantised_matmul.formats import QuantisedTensor
 from pallas_kernels.quantised_matmul.tpu import VMEM_LIMIT, as_read, reads_swapped, refusal_of_weight, row_tile
@@ -37,60 +31,7 @@ def refusal(x: Array, *weights: Array | QuantisedTensor) -> str | None:
     return next((reason for reason in reasons if reason), None)
 
 
-def grouped_matmul(
-    x: Float[Array, "N M"],
-    weight: Array | QuantisedTensor,
-    group_sizes: Int[Array, "E"],
-    *,
-    layer: Int[Array, ""] | None,
-    bias: Float[Array, "..."] | None,
-    interpret,
-) -> Float[Array, "N F"]:
-    """See `api.grouped_matmul`."""
-    rows = x.shape[0]
-    tile = block_rows(rows, group_sizes.shape[0], LEAST_TILE, MOST_TILE)
-    planes = tiles.split_planes(jnp.pad(x, ((0, -rows % tile), (0, 0))), tiles.plane_count(weight))
-    y = _project(planes, weight, bias, group_sizes, tile, layer, None, interpret)[:rows]
-    return jnp.where((jnp.arange(rows) < group_sizes.sum())[:, None], y, 0)
-
-
-def grouped_ffn(
-    x: Float[Array, "T M"],
-    gate_up: Array | QuantisedTensor,
-    down: Array | QuantisedTensor,
-    expert_ids: Int[Array, "T k"],
-    expert_weights: Float[Array, "T k"],
-    *,
-    activation: str,
-    gate_up_bias: Float[Array, "..."] | None,
-    down_bias: Float[Array, "..."] | None,
-    scores_on_input: bool,
-    layer: Int[Array, ""] | None,
-    expert_offset: Int[Array, ""] | int,
-    interpret,
-) -> Float[Array, "T M"]:
-    """See `api.grouped_ffn`. Gate, up and activation are one kernel, down another."""
-    (tokens, choices), experts = expert_ids.shape, down.shape[-3]
-    routing = route(expert_ids, experts, expert_offset)
-    rows = tokens * choices
-    tile = block_rows(rows, experts, LEAST_TILE, MOST_TILE)
-    padding = (0, -rows % tile)
-    scores = expert_weights.astype(jnp.float32).reshape(-1)
-    inputs = tiles.split_planes(x, tiles.plane_count(gate_up))[:, jnp.pad(routing.token, padding)]
-    if scores_on_input:
-        by_row = jnp.pad(scores[routing.order], padding)
-        inputs = (inputs.astype(jnp.float32) * by_row[:, None]).astype(x.dtype)
-    hidden = _project(inputs, gate_up, gate_up_bias, routing.group_sizes, tile, layer, activation, interpret)
-    hidden = tiles.split_planes(hidden, tiles.plane_count(down))
-    y = _project(hidden, down, down_bias, routing.group_sizes, tile, layer, None, interpret)
-    here = is_local(expert_ids.astype(jnp.int32) - jnp.asarray(expert_offset, jnp.int32), experts)
-    parts = y[inverse(routing.order)].reshape(tokens, choices, -1).astype(jnp.float32)
-    factor = jnp.ones_like(scores) if scores_on_input else scores
-    parts = jnp.where(here[..., None], parts * factor.reshape(tokens, choices, 1), 0)
-    return parts.sum(axis=1).astype(x.dtype)
-
-
-def _project(
+def project(
     x: Float[Array, "planes N n"],
     weight: Array | QuantisedTensor,
     bias: Array | None,
@@ -102,7 +43,7 @@ def _project(
 ) -> Float[Array, "N F"]:
     """Rows times the weight of their group; with an activation, gate and up halves `[L, E, 2, F, M]` combined.
 
-    Rows of tiles without a visit are left as they were.
+    Rows of tiles without a visit are left as they were. `tile` divides N.
     """
     if layer is None:
         weight, bias = jax.tree.map(lambda leaf: leaf[None], (weight, bias))

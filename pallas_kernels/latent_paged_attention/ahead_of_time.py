@@ -12,14 +12,15 @@ from pallas_kernels.latent_paged_attention.arg_specs import ArgSpec
 
 @dataclass(frozen=True)
 class Batch:
-    """A bucket: padded sequences and query tokens."""
+    """A bucket: padded sequences and query tokens; max_q_len as the op takes it."""
 
     sequences: int
     tokens: int
+    max_q_len: int | None
 
 
-DECODE = Batch(64, 64)
-PREFILL = Batch(16, 512)
+DECODE = Batch(64, 64, 1)
+PREFILL = Batch(16, 512, None)
 POOL_BYTES = 8 << 30
 
 
@@ -39,7 +40,16 @@ def compile_layers(
         def body(carry, layer):
             x, pool = carry
             x, pool = latent_paged_attention(
-                x, q_rope, latent, k_rope, pool, layer, *lengths, scale=spec.scale, backend=backend
+                x,
+                q_rope,
+                latent,
+                k_rope,
+                pool,
+                layer,
+                *lengths,
+                scale=spec.scale,
+                max_q_len=batch.max_q_len,
+                backend=backend,
             )
             return (x, pool), None
 

@@ -1,10 +1,12 @@
 """Latent paged attention: writes the new latents of a batch into the pool and attends."""
 
+import functools
+
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.common.backends import choose_backend
-from pallas_kernels.latent_paged_attention import reference, tpu
+from pallas_kernels.latent_paged_attention import cpu, gpu, reference, tpu
 from pallas_kernels.latent_paged_attention.checks import check_shapes
 
 
@@ -21,6 +23,7 @@ def latent_paged_attention(
     num_seqs: Int[Array, "2"],
     *,
     scale: float,
+    max_q_len: int | None = None,
     backend: str = "auto",
     interpret: bool = False,
 ) -> tuple[Float[Array, "T H Rl"], Float[Array, "L P p R"]]:
@@ -43,7 +46,8 @@ def latent_paged_attention(
       cu_q_lens: tokens of sequence s are q_latent[cu_q_lens[s]:cu_q_lens[s + 1]].
       num_seqs: number of leading decode sequences, and number of sequences without padding.
       scale: factor of the scores before softmax.
-      backend: `auto`, `reference`, `tpu` or `gpu`.
+      max_q_len: promise that no sequence has more query tokens; 1 compiles a program for decode alone.
+      backend: `auto`, `reference`, `tpu`, `gpu` or `cpu` (native kernels).
       interpret: run a Pallas kernel on CPU, for tests.
 
     Returns:
@@ -55,12 +59,22 @@ def latent_paged_attention(
       UnsupportedError: no implementation can run them; every reason is listed.
     """
     check_shapes(q_latent, q_rope, latent, k_rope, pool, kv_lens, page_table, cu_q_lens, num_seqs)
-    refusals = {"reference": lambda: None, "tpu": lambda: tpu.refusal(q_latent, pool)}
+    refusals = {
+        "reference": lambda: None,
+        "tpu": lambda: tpu.refusal(q_latent, pool),
+        "gpu": lambda: gpu.refusal(q_latent, q_rope, pool),
+        "cpu": lambda: cpu.refusal(q_latent, pool),
+    }
     chosen = choose_backend("latent_paged_attention", backend, refusals)
     layer = jnp.asarray(layer, jnp.int32)
     batch = (kv_lens, page_table, cu_q_lens, num_seqs)
+    if chosen == "cpu":
+        new = (q_latent, q_rope, latent, k_rope)
+        return cpu.latent_paged_attention(*new, pool, layer, *batch, scale=scale)
+    attend = {
+        "reference": reference.attend,
+        "tpu": functools.partial(tpu.attend, interpret=interpret),
+        "gpu": functools.partial(gpu.attend, interpret=interpret),
+    }[chosen]
     pool = reference.write_latents(latent, k_rope, pool, layer, *batch)
-    args = (q_latent, q_rope, pool, layer, *batch)
-    if chosen == "tpu":
-        return tpu.attend(*args, scale=scale, interpret=interpret), pool
-    return reference.attend(*args, scale=scale), pool
+    return attend(q_latent, q_rope, pool, layer, *batch, scale=scale, max_q_len=max_q_len), pool

@@ -49,6 +49,7 @@ def attend(
     num_seqs: Int[Array, "2"],
     *,
     scale: float,
+    max_q_len: int | None,
 ) -> Float[Array, "T H Rl"]:
     """The output of `api.latent_paged_attention` for a pool that already holds the new tokens."""
     tokens, rank = q_latent.shape[0], q_latent.shape[2]
@@ -61,7 +62,8 @@ def attend(
         return _attend_rows(queries, position, pool, layer, table, scale=scale, rank=rank)
 
     out = _decode(attend_rows, q, out, kv_lens, page_table, num_seqs)
-    out = _prefill(attend_rows, q, out, kv_lens, page_table, cu_q_lens, num_seqs, block)
+    if max_q_len != 1:
+        out = _prefill(attend_rows, q, out, kv_lens, page_table, cu_q_lens, num_seqs, block)
     return out[:tokens]
 
 

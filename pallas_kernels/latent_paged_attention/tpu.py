@@ -47,6 +47,7 @@ def attend(
     num_seqs: Int[Array, "2"],
     *,
     scale: float,
+    max_q_len: int | None,
     interpret,
 ) -> Float[Array, "T H Rl"]:
     """The output of `api.latent_paged_attention` for a pool that already holds the new tokens."""
@@ -68,7 +69,8 @@ def attend(
         rows = run(blocks, items).reshape(-1, heads, rank)
         return jnp.where((jnp.arange(tokens) < num_seqs[0])[:, None, None], out, rows[row])
 
-    out = jax.lax.cond(num_seqs[1] > num_seqs[0], with_prefill, lambda out: out, out)
+    if max_q_len != 1:
+        out = jax.lax.cond(num_seqs[1] > num_seqs[0], with_prefill, lambda out: out, out)
     real = jnp.arange(tokens) < cu_q_lens[num_seqs[1]]
     return jnp.where(real[:, None, None], out, 0).astype(q_latent.dtype)
 

@@ -1,10 +1,12 @@
 """Matmul with a quantised weight and activations that keep their dtype."""
 
+import functools
+
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.common.backends import choose_backend
-from pallas_kernels.quantised_matmul import reference, tpu
+from pallas_kernels.quantised_matmul import cpu, gpu, reference, tpu
 from pallas_kernels.quantised_matmul.formats import QuantisedTensor
 
 ACTIVATION_DTYPES = ("float32", "bfloat16", "float16")
@@ -25,7 +27,7 @@ def quantised_matmul(
       weight: `[out, in]`, or a stack `[L, out, in]` with `layer`. Pass the whole stack from inside a loop over
         layers: the op reads one layer of it in place, where a slice would first be copied.
       layer: which layer of a stack.
-      backend: `auto`, `reference`, `tpu` or `gpu`.
+      backend: `auto`, `reference`, `tpu`, `gpu` or `cpu` (native kernels).
       interpret: run a Pallas kernel on CPU, for tests.
 
     Returns:
@@ -39,10 +41,19 @@ def quantised_matmul(
     check_weight("weight", weight, 2, layer)
     if x.shape[1] != weight.shape[-1]:
         raise ValueError(f"x is {x.shape}, the weight {weight.shape}: x must have in={weight.shape[-1]} columns.")
-    refusals = {"reference": lambda: None, "tpu": lambda: tpu.refusal(x, weight)}
-    if choose_backend("quantised_matmul", backend, refusals) == "tpu":
-        return tpu.quantised_matmul(x, weight, layer=as_index(layer), interpret=interpret)
-    return reference.quantised_matmul(x, weight, layer=as_index(layer))
+    refusals = {
+        "reference": lambda: None,
+        "tpu": lambda: tpu.refusal(x, weight),
+        "gpu": lambda: gpu.refusal(x, weight),
+        "cpu": lambda: cpu.refusal(x, weight),
+    }
+    run = {
+        "reference": reference.quantised_matmul,
+        "tpu": functools.partial(tpu.quantised_matmul, interpret=interpret),
+        "gpu": functools.partial(gpu.quantised_matmul, interpret=interpret),
+        "cpu": cpu.quantised_matmul,
+    }[choose_backend("quantised_matmul", backend, refusals)]
+    return run(x, weight, layer=as_index(layer))
 
 
 def check_activations(x: Array) -> None:

@@ -50,6 +50,14 @@ def e2m1_to_float(code: Int[Array, "..."]) -> Float[Array, "..."]:
     return jnp.where(code >= 8, -value, value)
 
 
+def e4m3_to_float(bits: Int[Array, "..."]) -> Float[Array, "..."]:
+    """Value of the bits of a float8_e4m3fn in float32, NaN apart, by bit arithmetic alone."""
+    magnitude = bits & 0x7F
+    normal = jax.lax.bitcast_convert_type((magnitude << 20) + (120 << 23), jnp.float32)
+    value = jnp.where(magnitude < 8, magnitude.astype(jnp.float32) * 2.0**-9, normal)
+    return jnp.where(bits >= 128, -value, value)
+
+
 def e8m0_to_float(scale: UInt8[Array, "..."]) -> Float[Array, "..."]:
     """2**(scale - 127) in float32 (exactly; 0 means 2**-127, which float32 holds as a subnormal)."""
     bits = scale.astype(jnp.int32) << 23

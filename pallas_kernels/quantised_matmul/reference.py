@@ -59,7 +59,7 @@ def rows_of(weight: QuantisedTensor, layer: Int[Array, ""], start, size: int) ->
     """
     packed, scale = weight.packed, weight.scale
     packed = slice_leading(packed, (layer, start), (1, size))[0]
-    if weight.format == "fp8":
+    if weight.format == "fp8" and scale.shape[1] != weight.shape[1]:
         blocks = (start + jnp.arange(size)) // weight.group
         scale = jax.lax.dynamic_index_in_dim(scale, layer, 0, keepdims=False)[blocks]
     else:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from pallas_kernels.quantised_matmul.codecs import e2m1_to_float, e8m0_to_float
+from pallas_kernels.quantised_matmul.codecs import e2m1_to_float, e4m3_to_float, e8m0_to_float
 from pallas_kernels.quantised_matmul.formats import QuantisedTensor
 
 HIGHEST = jax.lax.Precision.HIGHEST
@@ -137,11 +137,3 @@ def _multiply_fp8(x, packed, scale, block, first_row):
         part = dot(x[:, columns], values.astype(x.dtype))
         total = part if total is None else total + part
     return total
-
-
-def e4m3_to_float(bits: Array) -> Float[Array, "..."]:
-    """Value of the bits of a float8_e4m3fn in float32, NaN apart, by bit arithmetic alone."""
-    magnitude = bits & 0x7F
-    normal = jax.lax.bitcast_convert_type((magnitude << 20) + (120 << 23), jnp.float32)
-    value = jnp.where(magnitude < 8, magnitude.astype(jnp.float32) * 2.0**-9, normal)
-    return jnp.where(bits >= 128, -value, value)

@@ -11,7 +11,14 @@ from pallas_kernels.grouped_matmul import grouped_ffn
 from pallas_kernels.grouped_matmul.arg_specs import SPECS
 from sharding.topologies import topology
 
-TARGETS = {"v5e:2x2": "tpu", "v5p:2x2x1": "tpu", "v6e:2x2": "tpu", "tpu7x:2x2x1": "tpu"}
+TARGETS = {
+    "v5e:2x2": "tpu",
+    "v5p:2x2x1": "tpu",
+    "v6e:2x2": "tpu",
+    "tpu7x:2x2x1": "tpu",
+    "h100:8": "gpu",
+    "h200:8": "gpu",
+}
 TOKENS = {"decode": 64, "prefill": 512}
 
 

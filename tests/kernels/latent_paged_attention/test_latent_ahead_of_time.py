@@ -8,15 +8,25 @@ from pallas_kernels.latent_paged_attention.ahead_of_time import DECODE, PREFILL,
 from pallas_kernels.latent_paged_attention.arg_specs import SPECS
 from sharding.topologies import topology
 
-TARGETS = {"v5e:2x2": "tpu", "v5p:2x2x1": "tpu", "v6e:2x2": "tpu", "tpu7x:2x2x1": "tpu"}
+TARGETS = {
+    "v5e:2x2": "tpu",
+    "v5p:2x2x1": "tpu",
+    "v6e:2x2": "tpu",
+    "tpu7x:2x2x1": "tpu",
+    "h100:8": "gpu",
+    "h200:8": "gpu",
+}
 
 
 @pytest.mark.aot
 @pytest.mark.parametrize("batch", [DECODE, PREFILL], ids=["decode", "mixed"])
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
-def test_it_compiles_with_temporaries_below_two_percent_of_the_pool(spec, target, batch):
+def test_it_compiles_with_temporaries_of_the_size_of_its_queries(spec, target, batch):
     compiled, pool = compile_layers(spec, batch, topology(target)[0], TARGETS[target])
-    size = math.prod(pool.shape) * pool.dtype.itemsize
-    assert compiled.memory_analysis().temp_size_in_bytes < 0.02 * size
+    pool_bytes = math.prod(pool.shape) * pool.dtype.itemsize
+    query_bytes = batch.tokens * spec.heads * (spec.rank + spec.rope) * 2
+    temporaries = compiled.memory_analysis().temp_size_in_bytes
+    assert temporaries < 5 * query_bytes + (32 << 20)
+    assert temporaries < 0.04 * pool_bytes
     assert pool_copies(compiled, pool) == []

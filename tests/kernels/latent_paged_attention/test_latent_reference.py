@@ -51,6 +51,14 @@ def test_any_ragged_batch_equals_dense_attention(decodes, rest, page_size, seed)
     latent_cases.check(case, reference)
 
 
+def test_a_program_for_decode_alone_gives_the_same_output():
+    case = CASES["decode"]
+    batch = latent_cases.build(case)
+    args = map(jnp.asarray, batch.args)
+    out, _ = latent_paged_attention(*args, scale=case.scale, max_q_len=1, backend="reference")
+    np.testing.assert_allclose(out, latent_cases.attend(case, batch), atol=1e-5)
+
+
 def test_a_scan_over_layers_holds_no_second_pool():
     case = Case(DECODE, layers=4, rank=512, rope=64, width=576)
     args = list(latent_cases.build(case).args)

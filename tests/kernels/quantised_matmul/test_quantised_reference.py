@@ -7,11 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.quantised_matmul import dequantise, quantised_matmul
+from pallas_kernels.quantised_matmul import QuantisedTensor, dequantise
 from pallas_kernels.quantised_matmul import quantise as quantise_eagerly
+from pallas_kernels.quantised_matmul import quantised_matmul as any_backend
 from pallas_kernels.quantised_matmul.formats import FORMATS
 
 quantise = functools.partial(jax.jit, static_argnames="format")(quantise_eagerly)
+quantised_matmul = functools.partial(any_backend, backend="reference")
 TOLERANCE = {"float32": 2e-6, "bfloat16": 1e-2}
 SHAPES = {"one_row": (1, 48, 64), "cut_blocks": (5, 200, 160), "many_row_blocks": (3, 2100, 1024)}
 
@@ -39,6 +41,12 @@ def test_a_layer_of_a_stack_is_that_layer_alone(format):
         alone = jax.tree.map(lambda leaf, i=layer: leaf[i], t)
         y = jax.jit(quantised_matmul)(x, t, layer=layer)
         np.testing.assert_array_equal(y, quantised_matmul(x, alone))
+
+
+def test_fp8_scales_may_be_given_by_row():
+    x, t = draw(3, 256), quantise(draw(256, 256), "fp8")
+    by_row = QuantisedTensor(t.packed, jnp.repeat(t.scale, 128, axis=0), "fp8", 128)
+    np.testing.assert_array_equal(quantised_matmul(x, by_row), quantised_matmul(x, t))
 
 
 @pytest.mark.parametrize("format", FORMATS)

@@ -1,0 +1,213 @@
+"""Latent paged attention on GPU (Triton).
+
+A program has a block of queries and heads of one sequence and a share of its keys; the shares of a sequence with one
+query token are merged afterwards by their log-sum-exp.
+"""
+
+import functools
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plgpu
+from jaxtyping import Array, Bool, Float, Int
+
+from pallas_kernels.common.varying import result_like, vary_together
+from pallas_kernels.latent_paged_attention.items import Items, decode_items, prefill_items
+
+LOWEST = -1e30
+BLOCK_ROWS = 64
+STEP_KEYS = 32
+PROGRAMS = 264
+"""Programs that fill an H100: two for each of its 132 multiprocessors."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is fixed when the kernel is compiled."""
+
+    queries: int  # of a program
+    heads: int  # of a program, a power of two
+    all_heads: int
+    splits: int
+    pages: int  # of a layer
+    page_size: int
+    rank: int
+    rope: int
+    scale: float
+
+
+def refusal(q_latent: Array, q_rope: Array, pool: Array) -> str | None:
+    """Why the kernel cannot run these arguments, None where it can."""
+    for name, size in (("latent rank", q_latent.shape[2]), ("rope dim", q_rope.shape[2])):
+        if size < 16 or size & (size - 1):
+            return f"the {name} must be a power of two from 16 on, got {size}."
+    if pool.size // pool.shape[3] >= 2**31:
+        return f"a pool of {pool.shape} has 2**31 rows or more; use fewer pages."
+    return None
+
+
+def attend(
+    q_latent: Float[Array, "T H Rl"],
+    q_rope: Float[Array, "T H Rr"],
+    pool: Float[Array, "L P p R"],
+    layer: Int[Array, ""],
+    kv_lens: Int[Array, " S"],
+    page_table: Int[Array, "S B"],
+    cu_q_lens: Int[Array, " S+1"],
+    num_seqs: Int[Array, " 2"],
+    *,
+    scale: float,
+    max_q_len: int | None,
+    interpret: bool,
+) -> Float[Array, "T H Rl"]:
+    """The output of `api.latent_paged_attention` for a pool that already holds the new tokens."""
+    tokens, heads, rank = q_latent.shape
+    head_block = min(BLOCK_ROWS, pl.next_power_of_2(heads))
+    plan = Plan(
+        queries=max(1, 16 // head_block),
+        heads=head_block,
+        all_heads=heads,
+        splits=1,
+        pages=pool.shape[1],
+        page_size=pool.shape[2],
+        rank=rank,
+        rope=q_rope.shape[2],
+        scale=scale,
+    )
+    run = functools.partial(_attend_items, pool, layer, page_table, interpret=interpret)
+    items = decode_items(kv_lens, num_seqs, tokens)
+    sequences = items.sequence.shape[0]
+    blocks = sequences * pl.cdiv(heads, head_block)
+    splits = min(32, pl.next_power_of_2(max(1, PROGRAMS // blocks)))
+    out = run(q_latent[:sequences], q_rope[:sequences], items, _with(plan, splits=splits))
+    out = jnp.pad(out, ((0, tokens - sequences), (0, 0), (0, 0)))
+
+    def with_prefill(out):
+        queries = max(plan.queries, BLOCK_ROWS // head_block)
+        items, _ = prefill_items(kv_lens, cu_q_lens, num_seqs, tokens, queries)
+        rest = run(q_latent, q_rope, items, _with(plan, queries=queries))
+        return jnp.where((jnp.arange(tokens) < num_seqs[0])[:, None, None], out, rest)
+
+    if max_q_len != 1:
+        out = jax.lax.cond(num_seqs[1] > num_seqs[0], with_prefill, lambda out: out, out)
+    real = jnp.arange(tokens) < cu_q_lens[num_seqs[1]]
+    return jnp.where(real[:, None, None], out, 0)
+
+
+def _with(plan: Plan, **changes) -> Plan:
+    return Plan(**{**vars(plan), **changes})
+
+
+def _attend_items(
+    pool: Array,
+    layer: Int[Array, ""],
+    page_table: Int[Array, "S B"],
+    q_latent: Array,
+    q_rope: Array,
+    items: Items,
+    plan: Plan,
+    *,
+    interpret: bool,
+) -> Float[Array, "T H Rl"]:
+    """The output rows of the items' tokens; what other rows hold is undefined."""
+    tokens, heads, rank = q_latent.shape
+    rows = tokens * heads
+    meta = jnp.stack([layer, items.count]).astype(jnp.int32)
+    operands = vary_together(
+        meta,
+        *items[:4],
+        page_table,
+        q_latent.reshape(rows, rank),
+        q_rope.reshape(rows, -1),
+        pool.reshape(-1, pool.shape[3]),
+    )
+    shapes = [(plan.splits * rows, rank), (plan.splits * rows,), (plan.splits * rows,)]
+    acc, peak, total = pl.pallas_call(
+        functools.partial(_kernel, plan=plan),
+        out_shape=[result_like(shape, jnp.float32, *operands) for shape in shapes],
+        grid=(items.sequence.shape[0], pl.cdiv(heads, plan.heads), plan.splits),
+        compiler_params=plgpu.CompilerParams(num_warps=8, num_stages=2),
+        interpret=interpret,
+        name=f"latent_paged_attention_{plan.queries}",
+    )(*operands)
+    acc, peak, total = (x.reshape(plan.splits, tokens, heads, *x.shape[1:]) for x in (acc, peak, total))
+    weight = jnp.exp(peak - peak.max(0)[None])
+    merged = (acc * weight[..., None]).sum(0) / (total * weight).sum(0)[..., None]
+    return merged.astype(q_latent.dtype)
+
+
+def _kernel(
+    meta, sequences, tokens, firsts, lasts, table, q_latent, q_rope, pool, acc_out, peak_out, total_out, *, plan
+):
+    item, head_block, split = pl.program_id(0), pl.program_id(1), pl.program_id(2)
+
+    @pl.when(item < meta[1])
+    def _():
+        row = jnp.arange(plan.queries * plan.heads, dtype=jnp.int32)
+        query, head = row // plan.heads, head_block * plan.heads + row % plan.heads
+        position = firsts[item] + query
+        last = lasts[item]
+        real = (position <= last) & (head < plan.all_heads)
+        q_row = (tokens[item] + query) * plan.all_heads + head
+        lanes = jnp.arange(plan.rank, dtype=jnp.int32), jnp.arange(plan.rope, dtype=jnp.int32)
+        queries = [_load(q, q_row, lane, real) for q, lane in zip((q_latent, q_rope), lanes, strict=True)]
+        steps = last // STEP_KEYS + 1
+        share = (steps + plan.splits - 1) // plan.splits
+
+        def step(i, state):
+            key = i * STEP_KEYS + jnp.arange(STEP_KEYS, dtype=jnp.int32)
+            held = key <= last
+            page = plgpu.load(table.at[sequences[item], key // plan.page_size], mask=held, other=0)
+            slot = (meta[0] * plan.pages + page) * plan.page_size + key % plan.page_size
+            latent = _load(pool, slot, lanes[0], held)
+            rope = _load(pool, slot, plan.rank + lanes[1], held)
+            seen = (key[None, :] <= position[:, None]) & held[None, :]
+            return _accumulate(queries, latent, rope, seen, state, plan.scale)
+
+        start = (jnp.full(row.shape, LOWEST), jnp.zeros(row.shape), jnp.zeros((row.shape[0], plan.rank)))
+        stop = jnp.minimum(steps, (split + 1) * share)
+        peak, total, acc = jax.lax.fori_loop(split * share, stop, step, start)
+        place = split * q_latent.shape[0] + q_row
+        plgpu.store(peak_out.at[place], peak, mask=real)
+        plgpu.store(total_out.at[place], total, mask=real)
+        plgpu.store(acc_out.at[_grid(place, lanes[0])], acc, mask=_both(real, lanes[0] >= 0))
+
+
+def _accumulate(queries, latent, rope, seen, state, scale):
+    """Folds one step of keys into the running maximum, sum and weighted values."""
+    peak, total, acc = state
+    scores = (_dot(queries[0], latent, 1) + _dot(queries[1], rope, 1)) * scale
+    scores = jnp.where(seen, scores, LOWEST)
+    top = jnp.maximum(peak, jnp.max(scores, axis=1))
+    weights = jnp.where(seen, jnp.exp(scores - top[:, None]), 0.0)
+    fade = jnp.exp(peak - top)
+    acc = acc * fade[:, None] + _dot(weights.astype(latent.dtype), latent, 0)
+    return top, total * fade + jnp.sum(weights, axis=1), acc
+
+
+def _dot(a: Array, b: Array, axis: int) -> Array:
+    """Sum over the last axis of a and `axis` of b, in float32."""
+    precision = jax.lax.Precision.HIGHEST if b.dtype == jnp.float32 else None
+    return jax.lax.dot_general(
+        a.astype(b.dtype),
+        b,
+        (((1,), (axis,)), ((), ())),
+        precision=precision,
+        preferred_element_type=jnp.float32,
+    )
+
+
+def _load(ref, row: Int[Array, " a"], lane: Int[Array, " b"], mask: Bool[Array, " a"]) -> Array:
+    return plgpu.load(ref.at[_grid(row, lane)], mask=_both(mask, lane >= 0), other=0.0)
+
+
+def _grid(column: Array, row: Array) -> tuple[Array, Array]:
+    shape = (column.shape[0], row.shape[0])
+    return jax.lax.broadcast_in_dim(column, shape, (0,)), jax.lax.broadcast_in_dim(row, shape, (1,))
+
+
+def _both(column: Array, row: Array) -> Array:
+    a, b = _grid(column, row)
+    return a & b

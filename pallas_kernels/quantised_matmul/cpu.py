@@ -1,0 +1,31 @@
+"""Weight-only quantised matmul by the native CPU kernels."""
+
+from jaxtyping import Array, Float, Int
+
+from pallas_kernels.quantised_matmul.formats import QuantisedTensor
+from pallas_kernels.quantised_matmul.native import refusal_of_dtypes, refusal_of_platform
+
+
+def refusal(x: Array, weight: QuantisedTensor) -> str | None:
+    """Why the native kernels cannot run these arguments here; None where they can."""
+    return refusal_of_weight(weight) or refusal_of_dtypes(x) or refusal_of_platform(x, weight)
+
+
+def refusal_of_weight(weight: Array | QuantisedTensor) -> str | None:
+    """Why a weight cannot be multiplied natively; None where it can."""
+    if not isinstance(weight, QuantisedTensor):
+        return refusal_of_dtypes(weight)
+    if weight.format == "int4" and weight.group not in (32, 64, 128):
+        return f"native int4 products take groups of 32, 64 or 128, got {weight.group}."
+    if weight.format not in ("int8", "int4"):
+        return f"there are no native products of {weight.format} weights."
+    return refusal_of_dtypes(weight.scale)
+
+
+def quantised_matmul(
+    x: Float[Array, "T in"], weight: QuantisedTensor, *, layer: Int[Array, ""] | None
+) -> Float[Array, "T out"]:
+    """See `api.quantised_matmul`."""
+    from pallas_kernels.cpu_native import quantised_matmul as native_matmul
+
+    return native_matmul(x, weight.packed, weight.scale, 0 if layer is None else layer)
