@@ -7,7 +7,8 @@
 
 namespace TI_ISA {
 
-// Products of MR rows of x with NR rows of weights as they are stored; x is a memory operand, and the weights `ahead` are prefetched.
+// Products of MR rows of x with NR rows of weights as they are stored; x is a memory operand,
+// and the weights `ahead` are prefetched.
 template <class Rows, int MR, int NR>
 __attribute__((noinline)) static void raw_tile(const float* x, int64_t x_stride, const typename Rows::Element* w,
                                                int64_t w_stride, int64_t depth, float* out, int64_t out_stride,

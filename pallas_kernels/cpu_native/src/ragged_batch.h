@@ -29,7 +29,8 @@ struct RaggedBatch {
   // What is wrong with the values, in a sentence; empty when every access that follows is in range.
   std::string wrong() const {
     if (live < 0 || live > sequences)
-      return "num_seqs says " + std::to_string(live) + " sequences, the batch has room for " + std::to_string(sequences);
+      return "num_seqs says " + std::to_string(live) + " sequences, the batch has room for " +
+             std::to_string(sequences);
     if (live > 0 && cu_q_lens[0] != 0) return "cu_q_lens must begin with 0";
     for (int64_t s = 0; s < live; ++s) {
       std::string of = " of sequence " + std::to_string(s);

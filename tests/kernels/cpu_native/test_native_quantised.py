@@ -35,11 +35,11 @@ def random_blocks(format: str, rows: int, depth: int) -> np.ndarray:
     return blocks.reshape(rows, -1)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(
     rows=ROWS,
-    columns=st.integers(1, 40),
-    groups=st.integers(1, 30),
+    columns=st.sampled_from([1, 7, 40]),
+    groups=st.sampled_from([1, 3, 13]),
     format=st.sampled_from(["int8", "int4"]),
     group=st.sampled_from([32, 64, 128]),
     scale_dtype=st.sampled_from([jnp.float32, jnp.bfloat16]),
