@@ -10,15 +10,17 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from sharding.mesh import make_mesh
+from sharding.mesh import make_mesh, sub_meshes
 from trillion_infer.config.deployment import find_deployment
 from trillion_infer.config.engine import EngineConfig
 from trillion_infer.config.hf import eos_union
 from trillion_infer.core.errors import ConfigError, InvalidRequestError, ModelLoadError
 from trillion_infer.core.outputs import RequestOutput
 from trillion_infer.core.sampling_params import SamplingParams
-from trillion_infer.engine.build import BuildReport, build_engine, plan_engine
+from trillion_infer.engine.build import BuildReport, build_disaggregated, build_engine, plan_engine
 from trillion_infer.engine.compile_cache import enable_compile_cache
+from trillion_infer.engine.disaggregated import DisaggregatedEngine
+from trillion_infer.engine.engine import Engine
 from trillion_infer.generation.generator import Generator, TextStream
 from trillion_infer.generation.prompts import Prompt, PromptReader
 from trillion_infer.models import read_family
@@ -38,6 +40,7 @@ class LLM:
       config: name of a deployment in configs/, or a path to such a file; keywords given here win over it.
       dtype: float32 | bfloat16 | auto (the checkpoint's own).
       mesh: "data=1,tensor=4", a dict, or a jax.sharding.Mesh.
+      disaggregate: "prefill=4,decode=4" or "prefill=2x2,decode=4" (groups x devices): each role on its own devices.
       max_model_len: prompt and answer together, in tokens; None: the model's own limit.
       max_running: requests computed at once (a data shard). prefill_chunk: prompt tokens a step.
       page_size: tokens a KV page. kv_memory: bytes, or a fraction of what is free; None: all that the compiled
@@ -87,14 +90,16 @@ class LLM:
         if engine_config.compile_cache_folder:
             enable_compile_cache(engine_config.compile_cache_folder)
         try:
-            self.mesh = make_mesh(options["mesh"])
+            roles = sub_meshes(options["disaggregate"]) if options["disaggregate"] else None
+            self.mesh = roles["decode"][0] if roles else make_mesh(options["mesh"])
         except ValueError as error:
             raise ConfigError(str(error)) from error
+        if roles and options["mesh"] is not None:
+            raise ConfigError("mesh and disaggregate are both given; disaggregate makes its own meshes.")
         checkpoint = open_checkpoint(model)
         with ThreadPoolExecutor(1) as pool:
             loading = pool.submit(load_tokenizer, checkpoint)
             family = read_family(checkpoint.config, checkpoint.generation_config)
-            blueprint = plan_engine(family, self.mesh, engine_config)
 
             def load(specs: dict[str, Any], shardings: dict[str, Any], dtype: str) -> dict[str, jax.Array]:
                 tell = None if progress is None else lambda done, total: progress("load", done, total)
@@ -104,7 +109,15 @@ class LLM:
                 )
                 return params
 
-            self.engine, self.report = build_engine(blueprint, load, checkpoint.fingerprint(), progress)
+            fingerprint = checkpoint.fingerprint()
+            self.engine: Engine | DisaggregatedEngine
+            if roles is None:
+                blueprint = plan_engine(family, self.mesh, engine_config)
+                self.engine, self.report = build_engine(blueprint, load, fingerprint, progress)
+            else:
+                self.engine, blueprint, self.report = build_disaggregated(
+                    family, engine_config, roles, load, fingerprint, progress
+                )
             self.tokenizer: Tokenizer | None = loading.result()
         self.blueprint = blueprint
         self.model_config = family.config
@@ -262,7 +275,7 @@ def _with_deployment(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _refuse_unavailable(options: Mapping[str, Any]) -> None:
-    for name in ("disaggregate", "host_kv", "disk_kv", "store", "speculate"):
+    for name in ("host_kv", "disk_kv", "store", "speculate"):
         if options[name]:
             raise ConfigError(f"{name}={options[name]!r} is not available in this version; leave it out.")
 

@@ -10,17 +10,19 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from sharding.heads import HeadPlan
 from sharding.rules import SERVE_RULES, named_sharding
 from trillion_infer.cache.kv_cache import KVCache
 from trillion_infer.cache.layout import PoolLayout, pool_layouts
 from trillion_infer.cache.naming import BlockNamer
 from trillion_infer.config.cache import CacheGroup
 from trillion_infer.config.engine import EngineConfig
-from trillion_infer.config.model import ModelConfig, MoESpec
+from trillion_infer.config.model import AttentionSpec, ModelConfig, MoESpec, cache_key
 from trillion_infer.config.scheduler import SchedulerConfig
 from trillion_infer.core.errors import ConfigError
 from trillion_infer.engine import budget
 from trillion_infer.engine.buckets import make_buckets
+from trillion_infer.engine.disaggregated import DisaggregatedEngine, PrefillEngine
 from trillion_infer.engine.engine import Engine
 from trillion_infer.engine.ops import choose_ops, default_page_size, platform_of
 from trillion_infer.engine.programs import Programs, compile_program
@@ -30,6 +32,7 @@ from trillion_infer.layers.embedding import padded_vocab
 from trillion_infer.layers.parameters import param_specs
 from trillion_infer.models import Family
 from trillion_infer.schedule.scheduler import Scheduler
+from trillion_infer.transfer.pages import PageMover
 
 Loader = Callable[[dict[str, Any], dict[str, Any], str], dict[str, jax.Array]]
 """load(specs, shardings, dtype) -> arrays by parameter path."""
@@ -43,6 +46,14 @@ class BuildReport:
     weights_bytes: int = 0
     kv_bytes: int = 0
     temp_bytes: int = 0
+
+    def add(self, other: "BuildReport") -> None:
+        """Takes in what another engine of the same process took."""
+        for phase, seconds in other.seconds.items():
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
+        self.weights_bytes += other.weights_bytes
+        self.kv_bytes += other.kv_bytes
+        self.temp_bytes = max(self.temp_bytes, other.temp_bytes)
 
 
 @dataclass(frozen=True)
@@ -147,7 +158,11 @@ def _check_mesh(mesh: Mesh, model: ModelConfig) -> None:
 
 
 def build_engine(
-    blueprint: Blueprint, load: Loader, fingerprint: bytes, progress: Callable[[str, int, int], None] | None = None
+    blueprint: Blueprint,
+    load: Loader,
+    fingerprint: bytes,
+    progress: Callable[[str, int, int], None] | None = None,
+    engine_type: type[Engine] = Engine,
 ) -> tuple[Engine, BuildReport]:
     """Loads weights and compiles programs side by side, sizes the KV pools, and returns an engine that is ready.
 
@@ -170,7 +185,44 @@ def build_engine(
     report.kv_bytes = sum(array.nbytes for array in state.pools)
     report.temp_bytes = max((program.temp_bytes for program in programs.all), default=0)
     schedulers = [_scheduler(blueprint, groups, fingerprint) for _ in range(blueprint.data)]
-    return Engine(programs, state, params, schedulers, config.run_ahead), report
+    return engine_type(programs, state, params, schedulers, config.run_ahead), report
+
+
+def build_disaggregated(
+    family: Family,
+    config: EngineConfig,
+    meshes: dict[str, list[Mesh]],
+    load: Loader,
+    fingerprint: bytes,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> tuple[DisaggregatedEngine, Blueprint, BuildReport]:
+    """One engine a mesh of each role, and the movers between them; returns the first decode engine's blueprint."""
+    engines: dict[str, list[Engine]] = {"prefill": [], "decode": []}
+    blueprints: dict[str, list[Blueprint]] = {"prefill": [], "decode": []}
+    report = BuildReport()
+    for role, kind in (("prefill", PrefillEngine), ("decode", Engine)):
+        for mesh in meshes[role]:
+            blueprint = plan_engine(family, mesh, config)
+            engine, part = build_engine(blueprint, load, fingerprint, progress, kind)
+            engines[role].append(engine)
+            blueprints[role].append(blueprint)
+            report.add(part)
+    movers = [
+        [PageMover(_side(source), _side(target)) for target in blueprints["decode"]] for source in blueprints["prefill"]
+    ]
+    disaggregated = DisaggregatedEngine(engines["prefill"], engines["decode"], movers)  # pyright: ignore
+    return disaggregated, blueprints["decode"][0], report
+
+
+def _side(blueprint: Blueprint) -> tuple[Mesh, tuple[PoolLayout, ...], list[HeadPlan | None]]:
+    """What PageMover needs to know of an engine's pools."""
+    mixers = {cache_key(layer.mixer): layer.mixer for layer in blueprint.family.config.layers}
+    plans = []
+    for layout in blueprint.layouts:
+        mixer = mixers[layout.key]
+        attends = isinstance(mixer, AttentionSpec)
+        plans.append(HeadPlan(mixer.heads, mixer.kv_heads, blueprint.tensor) if attends else None)
+    return blueprint.mesh, blueprint.layouts, plans
 
 
 def _load_arguments(blueprint: Blueprint) -> tuple[dict[str, Any], dict[str, Any], str]:

@@ -114,6 +114,26 @@ class Engine:
         self._owner.pop(request.request_id, None)
         self.prompt_scores.forget(request)
 
+    @property
+    def pools(self) -> tuple[jax.Array, ...]:
+        """The KV pools as the steps sent so far leave them."""
+        return self._state.pools
+
+    def replace_pools(self, pools: tuple[jax.Array, ...]) -> None:
+        """Puts pools in place into which another pool's pages were written."""
+        self._state = DeviceState(pools, self._state.tables, self._state.sampler)
+
+    def adopt(self, request: Request, num_computed: int) -> int | None:
+        """Scheduler.adopt with the (one) scheduler of this engine."""
+        hit = self.schedulers[0].adopt(request, num_computed)
+        if hit is not None:
+            self._owner[request.request_id] = self.schedulers[0]
+        return hit
+
+    def queued_tokens(self) -> int:
+        """Prompt tokens not yet computed, over all requests."""
+        return sum(scheduler.queued_tokens() for scheduler in self.schedulers)
+
     # The step loop
 
     def step(self) -> list[TokenEvent]:

@@ -8,6 +8,7 @@ from trillion_infer.core.errors import InvalidRequestError
 from trillion_infer.core.outputs import RequestOutput
 from trillion_infer.core.request import Request, Status
 from trillion_infer.core.sampling_params import SamplingParams
+from trillion_infer.engine.disaggregated import DisaggregatedEngine
 from trillion_infer.engine.engine import Engine, TokenEvent
 from trillion_infer.generation.outputs import CompletionText, Delta, PromptState, name_tokens
 from trillion_infer.generation.prompts import Prompt, PromptReader
@@ -16,7 +17,7 @@ from trillion_infer.generation.prompts import Prompt, PromptReader
 class Generator:
     """Tracks prompts by id from `add` until their last delta; then `take` gives the whole output once."""
 
-    def __init__(self, engine: Engine, reader: PromptReader):
+    def __init__(self, engine: Engine | DisaggregatedEngine, reader: PromptReader):
         self.engine, self.reader = engine, reader
         self._prompts: dict[str, PromptState] = {}
         self._texts: dict[Request, tuple[PromptState, CompletionText]] = {}

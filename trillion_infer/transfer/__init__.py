@@ -1,0 +1,1 @@
+"""Moving KV between meshes, processes and tiers."""

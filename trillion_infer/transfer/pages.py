@@ -1,0 +1,123 @@
+"""KV pages out of one mesh's pools and into another's, whatever their tensor sizes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Int
+
+from sharding.heads import HeadPlan
+from trillion_infer.cache.layout import PoolLayout
+from trillion_infer.core.errors import ConfigError
+
+PAGES_PER_CALL = 16
+"""Pages one call moves: the only shape there is, so nothing is compiled for a page count."""
+
+
+@dataclass(frozen=True)
+class HeadMap:
+    """Physical KV heads of a pool by logical head, and the logical head that each physical one holds (-1: padding)."""
+
+    first: tuple[int, ...]
+    holds: tuple[int, ...]
+
+
+def head_map(plan: HeadPlan) -> HeadMap:
+    """The placement of HeadPlan.place_keys."""
+    logical = np.repeat(np.arange(plan.padded_kv_heads), plan.replicas)
+    holds = tuple(int(h) if h < plan.kv_heads else -1 for h in logical)
+    return HeadMap(tuple(h * plan.replicas for h in range(plan.kv_heads)), holds)
+
+
+def extract(pool: Array, pages: Int[Array, "n"], heads: HeadMap | None) -> Array:
+    """Pages of every layer, by logical head: `[L, n, p, K, 2, D]`, or `[L, n, p, R]` of a latent pool."""
+    taken = jnp.take(pool, pages, axis=1, mode="clip")
+    if heads is None:
+        return taken
+    layers, count, size, dim = *taken.shape[:3], taken.shape[-1]
+    return taken.reshape(layers, count, size, len(heads.holds), 2, dim)[:, :, :, jnp.asarray(heads.first)]
+
+
+def insert(pool: Array, pages: Int[Array, "n"], data: Array, heads: HeadMap | None) -> Array:
+    """The pool with `data` (see `extract`) in these pages; ids at and past the pool's end are padding."""
+    if heads is not None:
+        places = jnp.asarray([max(h, 0) for h in heads.holds])
+        real = jnp.asarray([h >= 0 for h in heads.holds])
+        data = jnp.where(real[:, None, None], data[:, :, :, places], 0)
+        data = data.reshape(data.shape[0], data.shape[1], *pool.shape[2:])
+    return pool.at[:, pages].set(data.astype(pool.dtype), mode="drop")
+
+
+class PageMover:
+    """Moves pages between the pools of two engines of one model in one process, device to device.
+
+    Refuses, with both sides named, layouts that cannot be moved into each other.
+    """
+
+    def __init__(
+        self,
+        source: tuple[Mesh, Sequence[PoolLayout], Sequence[HeadPlan | None]],
+        target: tuple[Mesh, Sequence[PoolLayout], Sequence[HeadPlan | None]],
+    ):
+        (self._source_mesh, sources, source_plans), (self._target_mesh, targets, target_plans) = source, target
+        for ours, theirs in zip(sources, targets, strict=True):
+            if (ours.key, ours.layers, ours.page_size) != (theirs.key, theirs.layers, theirs.page_size):
+                raise ConfigError(
+                    f"KV of the prefill pool ({ours.key.name}, {ours.layers} layers, pages of {ours.page_size}) cannot "
+                    f"be moved into the decode pool's ({theirs.key.name}, {theirs.layers} layers, pages of "
+                    f"{theirs.page_size})."
+                )
+        self._out = [_program(extract, self._source_mesh, plan) for plan in source_plans]
+        self._into = [
+            _program(insert, self._target_mesh, plan, layout.spec)
+            for plan, layout in zip(target_plans, targets, strict=True)
+        ]
+        self._target = NamedSharding(self._target_mesh, P())
+        self.bytes_moved = 0
+
+    def take(self, pools: Sequence[Array], pages: Sequence[Sequence[int]]) -> list[list[tuple[int, Any]]]:
+        """Starts reading pages of each pool; returns, for each pool, (count, data on the way to the target) blocks.
+
+        Reads in the order of the device's steps: what a page holds when this is called.
+        """
+        moved = []
+        for group, (pool, ids) in enumerate(zip(pools, pages, strict=True)):
+            blocks = []
+            for start in range(0, len(ids), PAGES_PER_CALL):
+                part = ids[start : start + PAGES_PER_CALL]
+                data = self._out[group](pool, _padded(part, 0))
+                blocks.append((len(part), jax.device_put(data, self._target)))
+                self.bytes_moved += data.nbytes
+            moved.append(blocks)
+        return moved
+
+    def put(
+        self, pools: Sequence[Array], pages: Sequence[Sequence[int]], moved: Sequence[Sequence[tuple[int, Any]]]
+    ) -> tuple[Array, ...]:
+        """The target's pools with the blocks in `pages`, in the order in which they were taken; donates the pools."""
+        filled = []
+        for group, (pool, ids, blocks) in enumerate(zip(pools, pages, moved, strict=True)):
+            start = 0
+            for count, data in blocks:
+                pool = self._into[group](pool, _padded(ids[start : start + count], pool.shape[1]), data)
+                start += count
+            filled.append(pool)
+        return tuple(filled)
+
+
+def _program(fn: Any, mesh: Mesh, plan: HeadPlan | None, out: P | None = None) -> Any:
+    heads = None if plan is None else head_map(plan)
+    sharding = NamedSharding(mesh, P() if out is None else out)
+    donate = (0,) if out is not None else ()
+    return jax.jit(lambda *args: fn(*args, heads), out_shardings=sharding, donate_argnums=donate)
+
+
+def _padded(ids: Sequence[int], filler: int) -> np.ndarray:
+    out = np.full(PAGES_PER_CALL, filler, np.int32)
+    out[: len(ids)] = ids
+    return out
