@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.quantised_matmul.formats import QuantisedTensor, abstract
+from pallas_kernels.quantised_matmul.formats import Format, QuantisedTensor, abstract
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class ArgSpec:
     choices: int
     model: int
     ffn: int
-    format: str | None = None
+    format: Format | None = None
     activation: str = "silu"
     biases: bool = False
     scores_on_input: bool = False

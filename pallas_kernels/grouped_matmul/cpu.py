@@ -37,11 +37,11 @@ def project(
         layer = jnp.int32(0)
     if activation is not None:
         weight, bias = jax.tree.map(_merge_halves, (weight, bias))
-    args = (group_sizes, layer)
+    args, wide = (group_sizes, layer), jnp.dtype(jnp.float32)
     if isinstance(weight, QuantisedTensor):
-        y = cpu_native.quantised_grouped_matmul(x[0], weight.packed, weight.scale, *args, out_dtype=jnp.float32)
+        y = cpu_native.quantised_grouped_matmul(x[0], weight.packed, weight.scale, *args, out_dtype=wide)
     else:
-        y = cpu_native.grouped_matmul(x[0], weight, *args, out_dtype=jnp.float32)
+        y = cpu_native.grouped_matmul(x[0], weight, *args, out_dtype=wide)
     if bias is not None:
         ends = jnp.cumsum(group_sizes)
         group = jnp.searchsorted(ends, jnp.arange(y.shape[0]), side="right")

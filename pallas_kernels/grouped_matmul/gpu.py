@@ -77,7 +77,7 @@ def _kernel(meta, group, start, size, x, *refs, weight, tile, experts, activatio
 
         def half(number):
             matrix = (meta[0] * experts + group[block]) * halves + number
-            y = gpu_tiles.product(x, row, real, refs, matrix, feature, weight)
+            y = gpu_tiles.product(x, row, real, tuple(refs), matrix, feature, weight)
             if bias is None:
                 return y
             added = plgpu.load(bias.at[matrix * weight.rows + feature], mask=in_row, other=0)

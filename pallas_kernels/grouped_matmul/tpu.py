@@ -6,6 +6,7 @@ that several experts share stays in VMEM while they fill in their rows one after
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -49,7 +50,8 @@ def project(
         weight, bias = jax.tree.map(lambda leaf: leaf[None], (weight, bias))
         layer = jnp.int32(0)
     quantised = isinstance(weight, QuantisedTensor)
-    packed, scale = (weight.packed, weight.scale) if quantised else (weight, None)
+    packed: Any = weight.packed if quantised else weight
+    scale: Any = weight.scale if quantised else None
     format, group = (weight.format, weight.group) if quantised else (None, 0)
     (planes, rows, _), (n_out, n_in) = x.shape, weight.shape[-2:]
     f_tile = row_tile(n_out, n_in, packed.dtype.itemsize if format is None else 1, quantised)
@@ -140,8 +142,8 @@ def _kernel(
 ):
     del layer_ref
     *extra, y_ref = refs
-    scale_ref = extra[0] if has_scale else None
-    bias_ref = extra[-1] if has_bias else None
+    scale_ref: Any = extra[0] if has_scale else None
+    bias_ref: Any = extra[-1] if has_bias else None
     visit = pl.program_id(1)
     expert, low, high = group_ref[visit], low_ref[visit], high_ref[visit]
     first_row = pl.program_id(0) * y_ref.shape[1]

@@ -63,5 +63,5 @@ def compile_layers(
 def pool_copies(compiled: jax.stages.Compiled, pool: jax.ShapeDtypeStruct) -> list[str]:
     """Lines of the compiled program that copy an array of the shape of the pool."""
     shape = f"[{','.join(map(str, pool.shape))}]"
-    lines = compiled.as_text().splitlines()
+    lines = (compiled.as_text() or "").splitlines()
     return [line for line in lines if shape in line and (" copy(" in line or "copy-start(" in line)]

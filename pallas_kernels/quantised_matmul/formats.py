@@ -17,7 +17,7 @@ Element i of an int4 row is bits 4*(i mod 8) of word i//8; element i of an mxfp4
 
 import dataclasses
 import functools
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -115,8 +115,9 @@ def abstract(
     group = default_group(format) if group is None else group
     stored, dtype = packed_shape(shape, format)
     scale_dtype = jnp.uint8 if format == "mxfp4" else scale_dtype
-    scale = jax.ShapeDtypeStruct(scale_shape(shape, format, group), scale_dtype)
-    return QuantisedTensor(jax.ShapeDtypeStruct(stored, dtype), scale, format, group)
+    scale: Any = jax.ShapeDtypeStruct(scale_shape(shape, format, group), scale_dtype)
+    packed: Any = jax.ShapeDtypeStruct(stored, dtype)
+    return QuantisedTensor(packed, scale, format, group)
 
 
 def slice_leading(weight, starts, sizes):

@@ -58,6 +58,6 @@ def _kernel(layer, x, *refs, weight, tile, tokens):
     row = pl.program_id(0) * tile + jnp.arange(tile, dtype=jnp.int32)
     feature = pl.program_id(1) * OUT_TILE + jnp.arange(OUT_TILE, dtype=jnp.int32)
     real = row < tokens
-    total = gpu_tiles.product(x, row, real, arrays, layer[0], feature, weight)
+    total = gpu_tiles.product(x, row, real, tuple(arrays), layer[0], feature, weight)
     place = gpu_tiles.grid(row, feature)
     plgpu.store(y.at[place], total.astype(y.dtype), mask=gpu_tiles.both(real, feature < weight.rows))

@@ -1,6 +1,7 @@
 """Tiles of a product with a quantised weight inside a Triton kernel."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -54,10 +55,10 @@ def flatten(weight: Array | QuantisedTensor) -> tuple[Array, ...]:
 
 
 def product(
-    x: Array,
+    x: Any,
     x_rows: Int[Array, " t"],
     x_real: Bool[Array, " t"],
-    arrays: tuple[Array, ...],
+    arrays: tuple[Any, ...],
     matrix: Int[Array, ""],
     out_rows: Int[Array, " f"],
     weight: Weight,

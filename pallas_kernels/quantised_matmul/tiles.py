@@ -6,6 +6,7 @@ the elements j of all words.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -66,7 +67,7 @@ def dot(x: Float[Array, "T in"], w: Array, w_axis: int = 1) -> Float[Array, "T o
 def multiply(
     x: Callable[[int], Float[Array, "T n"]],
     packed: Array,
-    scale: Array | None,
+    scale: Any,
     *,
     format: str | None,
     group: int,
@@ -97,7 +98,7 @@ def multiply(
     else:
         words, decode, planes = packed, lambda nibble: (nibble - 8).astype(jnp.float32), 8
     scales = spread(scale, words.shape[word_axis], 0 if scale_swapped else 1, word_axis)
-    total = None
+    total: Any = None
     for j in range(planes):
         nibbles = jax.lax.shift_right_logical(words, jnp.int32(4 * j)) & 15
         part = dot(x(j), (decode(nibbles) * scales).astype(dtype), word_axis)
@@ -130,7 +131,7 @@ def _multiply_fp8(x, packed, scale, block, first_row):
     row = first_row + jax.lax.broadcasted_iota(jnp.int32, (rows, blocks), 0)
     chosen = row // block == jax.lax.broadcasted_iota(jnp.int32, (rows, blocks), 1)
     by_row = jnp.dot(chosen.astype(jnp.float32), scale, precision=HIGHEST, preferred_element_type=jnp.float32)
-    total = None
+    total: Any = None
     for i in range(scale.shape[1]):
         columns = slice(i * block, min((i + 1) * block, packed.shape[1]))
         values = e4m3_to_float(packed[:, columns].astype(jnp.int32)) * by_row[:, i : i + 1]
