@@ -34,7 +34,7 @@ def main(_: list[str]) -> None:
         params, report = load_params(
             param_specs(blueprint.model),
             checkpoint,
-            {name: leaf.sharding for name, leaf in blueprint.abstract_params().items()},
+            blueprint.shardings(),
             dtype=blueprint.dtype,
             ignore=family.ignore,
             tied={family.names.head: family.names.embed},

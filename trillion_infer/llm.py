@@ -4,6 +4,7 @@ import inspect
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ from trillion_infer.text.chat import chat_template
 from trillion_infer.text.tokenizer import Tokenizer
 from trillion_infer.weights.checkpoint import Checkpoint, open_checkpoint
 from trillion_infer.weights.load import load_params
+from trillion_infer.weights.quant_checkpoint import QuantisedCheckpoint
+from trillion_infer.weights.quant_load import abstract_kept, routed_experts
 
 Progress = Callable[[str, int, int], None]
 
@@ -105,18 +108,28 @@ class LLM:
                 tell = None if progress is None else lambda done, total: progress("load", done, total)
                 tied = {family.names.head: family.names.embed}
                 params, self.load_report = load_params(
-                    specs, checkpoint, shardings, dtype=dtype, ignore=family.ignore, tied=tied, progress=tell
+                    specs,
+                    checkpoint,
+                    shardings,
+                    dtype=dtype,
+                    ignore=family.ignore,
+                    tied=tied,
+                    progress=tell,
+                    keep_quantised=routed_experts,
                 )
                 return params
 
+            packing = None
+            if isinstance(checkpoint, QuantisedCheckpoint):
+                packing = partial(abstract_kept, checkpoint=checkpoint, select=routed_experts)
             fingerprint = checkpoint.fingerprint()
             self.engine: Engine | DisaggregatedEngine
             if roles is None:
-                blueprint = plan_engine(family, self.mesh, engine_config)
+                blueprint = plan_engine(family, self.mesh, engine_config, packing)
                 self.engine, self.report = build_engine(blueprint, load, fingerprint, progress)
             else:
                 self.engine, blueprint, self.report = build_disaggregated(
-                    family, engine_config, roles, load, fingerprint, progress
+                    family, engine_config, roles, load, fingerprint, progress, packing
                 )
             self.tokenizer: Tokenizer | None = loading.result()
         self.blueprint = blueprint

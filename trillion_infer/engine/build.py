@@ -1,15 +1,17 @@
 """From a checkpoint to an engine that is ready: weights load while programs compile."""
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
+from pallas_kernels.quantised_matmul.formats import QuantisedTensor
 from sharding.heads import HeadPlan
 from sharding.rules import SERVE_RULES, named_sharding
 from trillion_infer.cache.kv_cache import KVCache
@@ -33,9 +35,13 @@ from trillion_infer.layers.parameters import param_specs
 from trillion_infer.models import Family
 from trillion_infer.schedule.scheduler import Scheduler
 from trillion_infer.transfer.pages import PageMover
+from trillion_infer.weights.spec import ParamSpec
 
 Loader = Callable[[dict[str, Any], dict[str, Any], str], dict[str, jax.Array]]
 """load(specs, shardings, dtype) -> arrays by parameter path."""
+
+Packing = Callable[[dict[str, ParamSpec], dict[str, Any]], Mapping[str, QuantisedTensor]]
+"""packing(specs, shardings) -> abstract weights by path, of the parameters that stay quantised in device memory."""
 
 
 @dataclass
@@ -68,6 +74,7 @@ class Blueprint:
     layouts: tuple[PoolLayout, ...]
     max_model_len: int
     max_batch_tokens: int
+    packing: Packing | None = None
 
     @property
     def tensor(self) -> int:
@@ -77,16 +84,19 @@ class Blueprint:
     def data(self) -> int:
         return self.mesh.shape["data"]
 
-    def abstract_params(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """Shapes, dtypes and shardings of the parameters."""
-        return {
-            name: jax.ShapeDtypeStruct(
-                spec.shape,
-                jnp.dtype(spec.dtype or self.dtype),
-                sharding=named_sharding(self.mesh, spec.axes, SERVE_RULES),
-            )
-            for name, spec in param_specs(self.model).items()
+    def shardings(self) -> dict[str, NamedSharding]:
+        """Where each parameter lies; the parts of a quantised one lie alike."""
+        specs = param_specs(self.model)
+        return {name: named_sharding(self.mesh, spec.axes, SERVE_RULES) for name, spec in specs.items()}
+
+    def abstract_params(self) -> dict[str, Any]:
+        """Shapes, dtypes and shardings of the parameters; `QuantisedTensor`s of them where weights stay packed."""
+        specs, shardings = param_specs(self.model), self.shardings()
+        plain = {
+            name: jax.ShapeDtypeStruct(spec.shape, jnp.dtype(spec.dtype or self.dtype), sharding=shardings[name])
+            for name, spec in specs.items()
         }
+        return plain if self.packing is None else {**plain, **self.packing(specs, shardings)}
 
     def state_shape(self, pages: tuple[int, ...]) -> StateShape:
         page_size = self.layouts[0].page_size
@@ -120,13 +130,16 @@ class Blueprint:
     def weight_bytes_per_device(self) -> int:
         """Bytes of parameters on one device."""
         return sum(
-            int(jnp.prod(jnp.array(leaf.sharding.shard_shape(leaf.shape), dtype=jnp.float32))) * leaf.dtype.itemsize
-            for leaf in self.abstract_params().values()
+            math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+            for leaf in jax.tree.leaves(self.abstract_params())
         )
 
 
-def plan_engine(family: Family, mesh: Mesh, config: EngineConfig) -> Blueprint:
-    """Checks the options against the model and the mesh. Raises ConfigError before anything is loaded."""
+def plan_engine(family: Family, mesh: Mesh, config: EngineConfig, packing: Packing | None = None) -> Blueprint:
+    """Checks the options against the model and the mesh. Raises ConfigError before anything is loaded.
+
+    packing: which weights stay quantised; None: none.
+    """
     model_config = family.config
     _check_mesh(mesh, model_config)
     dtype = config.dtype
@@ -144,7 +157,7 @@ def plan_engine(family: Family, mesh: Mesh, config: EngineConfig) -> Blueprint:
     page_size = config.page_size or default_page_size(platform_of(mesh))
     layouts = pool_layouts(model_config, page_size, kv_dtype, mesh.shape["tensor"], platform_of(mesh))
     model = Decoder(model_config, family.names, dict(mesh.shape))
-    return Blueprint(family, mesh, config, dtype, model, layouts, max_model_len, max_batch_tokens)
+    return Blueprint(family, mesh, config, dtype, model, layouts, max_model_len, max_batch_tokens, packing)
 
 
 def _check_mesh(mesh: Mesh, model: ModelConfig) -> None:
@@ -195,6 +208,7 @@ def build_disaggregated(
     load: Loader,
     fingerprint: bytes,
     progress: Callable[[str, int, int], None] | None = None,
+    packing: Packing | None = None,
 ) -> tuple[DisaggregatedEngine, Blueprint, BuildReport]:
     """One engine a mesh of each role, and the movers between them; returns the first decode engine's blueprint."""
     engines: dict[str, list[Engine]] = {"prefill": [], "decode": []}
@@ -202,7 +216,7 @@ def build_disaggregated(
     report = BuildReport()
     for role, kind in (("prefill", PrefillEngine), ("decode", Engine)):
         for mesh in meshes[role]:
-            blueprint = plan_engine(family, mesh, config)
+            blueprint = plan_engine(family, mesh, config, packing)
             engine, part = build_engine(blueprint, load, fingerprint, progress, kind)
             engines[role].append(engine)
             blueprints[role].append(blueprint)
@@ -226,9 +240,7 @@ def _side(blueprint: Blueprint) -> tuple[Mesh, tuple[PoolLayout, ...], list[Head
 
 
 def _load_arguments(blueprint: Blueprint) -> tuple[dict[str, Any], dict[str, Any], str]:
-    specs = param_specs(blueprint.model)
-    shardings = {name: leaf.sharding for name, leaf in blueprint.abstract_params().items()}
-    return specs, shardings, blueprint.dtype
+    return param_specs(blueprint.model), blueprint.shardings(), blueprint.dtype
 
 
 def _hungriest_temp(blueprint: Blueprint) -> int:

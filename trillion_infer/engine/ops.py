@@ -14,7 +14,7 @@ def choose_ops(mesh: Mesh, dtype: str, attention: str = "auto", interpret: bool 
     products on cores with AMX) and less exact. The native kernels read weights and pages in place, if they can be
     built; XLA serves otherwise.
     """
-    platform = mesh.devices.flat[0].platform
+    platform = platform_of(mesh)
     backend = attention
     if attention == "pallas":
         backend = "tpu" if interpret or platform == "tpu" else platform
@@ -29,7 +29,9 @@ def choose_ops(mesh: Mesh, dtype: str, attention: str = "auto", interpret: bool 
 
 
 def platform_of(mesh: Mesh) -> str:
-    return mesh.devices.flat[0].platform
+    """tpu, gpu or cpu: of the mesh's devices, which need not be here."""
+    platform = mesh.devices.flat[0].platform
+    return {"cuda": "gpu", "rocm": "gpu"}.get(platform, platform)
 
 
 def default_page_size(platform: str) -> int:

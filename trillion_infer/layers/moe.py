@@ -43,7 +43,7 @@ class MoE(nnx.Module):
     ):
         self.spec = spec
         experts, ffn, width = round_up(spec.experts, expert), round_up(spec.width, tensor), config.width
-        parts = _separate(spec) if names.layout == "separate" else _fused(spec, width, names.layout == "interleaved")
+        parts = _separate(spec) if names.layout == "separate" else _fused(spec, names.layout == "interleaved")
         self.gate_up = stacked(
             prefixes, (experts, 2, ffn, width), ("experts", "gate_up", "expert_ffn", "embed"), parts["gate_up"]
         )
@@ -105,14 +105,14 @@ def _separate(spec: MoESpec) -> dict[str, dict[str, Part]]:
     return {"gate_up": gate_up, "down": down}
 
 
-def _fused(spec: MoESpec, width: int, interleaved: bool) -> dict[str, dict[str, Part]]:
+def _fused(spec: MoESpec, interleaved: bool) -> dict[str, dict[str, Part]]:
     experts, real = slice(0, spec.experts), slice(0, spec.width)
 
     def gate_up(w):
-        """`[E, M, 2F]` -> `[E, 2, F, M]`"""
+        """`[E, M, 2F]` -> `[E, 2, F, M]`; packed weights have fewer rows than M."""
         if interleaved:
-            return w.reshape(spec.experts, width, spec.width, 2).transpose(0, 3, 2, 1)
-        return w.reshape(spec.experts, width, 2, spec.width).transpose(0, 2, 3, 1)
+            return w.reshape(*w.shape[:2], spec.width, 2).transpose(0, 3, 2, 1)
+        return w.reshape(*w.shape[:2], 2, spec.width).transpose(0, 2, 3, 1)
 
     return {
         "gate_up": {"experts.gate_up_proj": Part((experts, slice(None), real), gate_up)},

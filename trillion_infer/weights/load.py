@@ -22,7 +22,7 @@ from trillion_infer.weights.orbax import OrbaxCheckpoint
 from trillion_infer.weights.pieces import Bounds, Piece, pieces
 from trillion_infer.weights.plan import LoadPlan, Region, plan_load
 from trillion_infer.weights.quant_checkpoint import QuantisedCheckpoint
-from trillion_infer.weights.quant_load import split_quantised
+from trillion_infer.weights.quant_load import Select, split_quantised
 from trillion_infer.weights.random_init import init_params as init_params
 from trillion_infer.weights.report import LoadReport as LoadReport
 from trillion_infer.weights.report import Progress
@@ -45,7 +45,7 @@ def load_params(
     tied: Mapping[str, str] | None = None,
     progress: Progress | None = None,
     threads: int | None = None,
-    keep_quantised: bool = False,
+    keep_quantised: bool | Select = False,
     staged: bool | None = None,
 ) -> tuple[dict[str, Any], LoadReport]:
     """Reads every parameter of `specs` into arrays with `shardings`.
@@ -54,8 +54,8 @@ def load_params(
     and, for formats that are decoded, one tensor a thread. `dtype` is the engine's, for specs without one;
     `ignore` are regular expressions of tensors that are skipped with a notice; `tied` maps a head's tensor to the
     embedding that may stand in for it. `progress(bytes_done, bytes_total)` is called from the calling thread.
-    `keep_quantised` returns weights that the checkpoint holds quantised as `QuantisedTensor`s where their layout allows
-    (see `split_quantised`); otherwise, and for GGUF, they are decoded.
+    `keep_quantised` returns weights that the checkpoint holds quantised (all, or those it selects) as
+    `QuantisedTensor`s where their layout allows (see `split_quantised`); otherwise, and for GGUF, they are decoded.
     `staged` forces filling on the device block by block, or not; None does so except on CPU devices.
     A checkpoint in final layout is restored as it was written; `ignore`, `tied`, `threads` and `keep_quantised` have
     been dealt with then. Raises ModelLoadError before anything is placed when names, shapes or dtypes do not fit.
@@ -64,7 +64,8 @@ def load_params(
     if isinstance(checkpoint, OrbaxCheckpoint):
         return checkpoint.restore(specs, shardings, dtype, progress)
     if keep_quantised and isinstance(checkpoint, QuantisedCheckpoint):
-        kept = split_quantised(specs, shardings, checkpoint)
+        select = keep_quantised if callable(keep_quantised) else lambda spec: True
+        kept = split_quantised(specs, shardings, checkpoint, select)
         parts, report = load_params(
             kept.specs,
             kept.checkpoint,

@@ -2,18 +2,30 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Sharding
 
-from pallas_kernels.quantised_matmul.formats import QuantisedTensor
+from pallas_kernels.quantised_matmul.formats import QuantisedTensor, abstract
 from trillion_infer.weights.plan import region_of, transformed_shape
 from trillion_infer.weights.quant_checkpoint import BLOCK_SCALE, PACKED, SCALE, QuantisedCheckpoint
+from trillion_infer.weights.quant_config import ignored
+from trillion_infer.weights.quant_formats import StoredFormat
 from trillion_infer.weights.spec import ParamSpec, Source
+
+Select = Callable[[ParamSpec], bool]
+"""Which parameters may stay packed."""
+
+
+def routed_experts(spec: ParamSpec) -> bool:
+    """Selects the weights of routed experts: nearly all bytes of a large mixture, and the op that reads them packed."""
+    return "experts" in spec.axes
 
 
 @dataclass(frozen=True)
@@ -35,16 +47,19 @@ class KeptQuantised:
 
 
 def split_quantised(
-    specs: Mapping[str, ParamSpec], shardings: Mapping[str, Sharding], checkpoint: QuantisedCheckpoint
+    specs: Mapping[str, ParamSpec],
+    shardings: Mapping[str, Sharding],
+    checkpoint: QuantisedCheckpoint,
+    select: Select = lambda spec: True,
 ) -> KeptQuantised:
-    """Splits every parameter that can stay packed: all its sources are stored in the format, and the shards and the
-    sources' transforms leave rows of packed items whole. Scales are repeated where a shard would cut a group.
+    """Splits every selected parameter that can stay packed: all its sources are stored in the format, and the shards
+    and the sources' transforms leave rows of packed items whole. Scales are repeated where a shard would cut a group.
     The other parameters are decoded to the engine's dtype while loading.
     """
     out_specs, out_shardings, groups = {}, {}, {}
     parts, whole = set(), set()
     for name, spec in specs.items():
-        split = _split(spec, shardings[name], checkpoint)
+        split = _split(spec, shardings[name], checkpoint) if select(spec) else None
         if split is None:
             out_specs[name], out_shardings[name] = spec, shardings[name]
             whole.update(s.name for s in spec.sources)
@@ -57,6 +72,52 @@ def split_quantised(
     if both:
         raise ValueError(f"{', '.join(both)} cannot be both packed and decoded: several parameters read them")
     return KeptQuantised(out_specs, out_shardings, checkpoint.keeping(parts), groups)
+
+
+def abstract_kept(
+    specs: Mapping[str, ParamSpec], shardings: Mapping[str, Sharding], checkpoint: QuantisedCheckpoint, select: Select
+) -> dict[str, QuantisedTensor]:
+    """Shapes and shardings of the parameters that `load_params` keeps packed."""
+    kept = split_quantised(specs, shardings, checkpoint, select)
+    parts = {
+        name: jax.ShapeDtypeStruct(spec.shape, jnp.dtype(spec.dtype), sharding=kept.shardings[name])
+        for name, spec in kept.specs.items()
+        if name.endswith((PACKED, SCALE))
+    }
+    return kept.join(parts)
+
+
+def abstract_described(
+    specs: Mapping[str, ParamSpec],
+    shardings: Mapping[str, Sharding],
+    format: StoredFormat,
+    plain: Sequence[str],
+    select: Select,
+) -> dict[str, QuantisedTensor]:
+    """What `abstract_kept` gives for the checkpoint of a `quantization_config` (see `read_quantisation`) that is not
+    here: its quantised weights are taken to be every matrix that the config does not name plain, as the model has
+    them, with int4 scales in bfloat16."""
+    described = {}
+    for name, spec in specs.items():
+        modules = [s.name.removesuffix(".weight") for s in spec.sources]
+        if not modules or not select(spec) or any(m.endswith("bias") or ignored(m, plain) for m in modules):
+            continue
+        sharding = shardings[name]
+        per_row = format.name == "fp8" and not _aligned(spec, sharding, format.group)
+        group = _row_group(spec, sharding, format) if format.name != "fp8" or per_row else format.group
+        if group % format.per_item:
+            continue
+        weight = abstract(spec.shape, format.name, group=group, scale_dtype=_SCALE_DTYPES[format.name])
+        if per_row:
+            rows = jax.ShapeDtypeStruct((*spec.shape[:-1], -(-spec.shape[-1] // group)), weight.scale.dtype)
+            weight = dataclasses.replace(weight, scale=rows)
+        described[name] = jax.tree.map(
+            lambda leaf, at=sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=at), weight
+        )
+    return described
+
+
+_SCALE_DTYPES = {"int4": jnp.bfloat16, "fp8": jnp.float32, "mxfp4": jnp.uint8}
 
 
 def _split(
@@ -72,12 +133,17 @@ def _split(
         sources = tuple(Source(s.name + BLOCK_SCALE, s.index[: len(spec.shape) - 2]) for s in spec.sources)
         scale = dataclasses.replace(spec, shape=blocks, dtype="float32", sources=sources)
         return _part(spec, checkpoint, PACKED, 1), scale, format.group
-    group = math.gcd(format.group, sharding.shard_shape(spec.shape)[-1], *_edges(spec))
+    group = _row_group(spec, sharding, format)
     if group % format.per_item:
         return None
     packed = _part(spec, checkpoint, PACKED, format.per_item)
     scale = _part(spec, checkpoint, SCALE, group)
     return (packed, scale, group) if _fits(packed, checkpoint) and _fits(scale, checkpoint) else None
+
+
+def _row_group(spec: ParamSpec, sharding: Sharding, format: StoredFormat) -> int:
+    """Elements of a row that share a scale: no shard and no source ends inside such a group."""
+    return math.gcd(format.group, sharding.shard_shape(spec.shape)[-1], *_edges(spec))
 
 
 def _edges(spec: ParamSpec) -> list[int]:
@@ -87,9 +153,14 @@ def _edges(spec: ParamSpec) -> list[int]:
 
 def _blocks_whole(spec: ParamSpec, sharding: Sharding, block: int, checkpoint: QuantisedCheckpoint) -> bool:
     """True when every source is a whole matrix, as stored, and no shard cuts a block."""
+    if not _aligned(spec, sharding, block):
+        return False
+    return all(s.transform is None and checkpoint.shape(s.name) == spec.shape[-2:] for s in spec.sources)
+
+
+def _aligned(spec: ParamSpec, sharding: Sharding, block: int) -> bool:
     shard = sharding.shard_shape(spec.shape)
-    aligned = all(shard[a] == spec.shape[a] or shard[a] % block == 0 for a in (-2, -1))
-    return aligned and all(s.transform is None and checkpoint.shape(s.name) == spec.shape[-2:] for s in spec.sources)
+    return all(shard[a] == spec.shape[a] or shard[a] % block == 0 for a in (-2, -1))
 
 
 def _part(spec: ParamSpec, checkpoint: QuantisedCheckpoint, suffix: str, unit: int) -> ParamSpec:
