@@ -1,16 +1,18 @@
 """Prompts, as users give them, to checked token ids and requests."""
 
 import dataclasses
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from trillion_infer.constrain import GrammarCompiler, GrammarState
 from trillion_infer.core.errors import InvalidRequestError
 from trillion_infer.core.outputs import RequestMetrics
 from trillion_infer.core.request import Request
-from trillion_infer.core.sampling_params import SamplingParams
+from trillion_infer.core.sampling_params import SamplingParams, StructuredOutput
 from trillion_infer.sample.host import sequence_sampling
 from trillion_infer.text.tokenizer import Tokenizer
 
@@ -36,6 +38,8 @@ class PromptReader:
         self.eos_ids = eos_ids | (tokenizer.eos_ids if tokenizer else frozenset())
         self._entropy = np.random.default_rng(abs(seed))
         self._penalties = penalties
+        self._grammars: GrammarCompiler | None = None
+        self._grammars_lock = threading.Lock()
 
     def read(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         """(text or None, token ids) of a prompt, checked. Raises InvalidRequestError."""
@@ -94,6 +98,7 @@ class PromptReader:
             entropy=self._entropy,
             has_tables=self._penalties,
         )
+        grammars = [self._grammar(params.structured_output) for _ in samplings]
         now = time.monotonic()
         return [
             Request(
@@ -104,12 +109,26 @@ class PromptReader:
                 eos_ids=self.eos_ids,
                 priority=priority,
                 cache_salt=cache_salt,
-                needs_known_tokens=sampling.needs_last_tokens,
+                needs_known_tokens=sampling.needs_last_tokens or grammar is not None,
                 sampling=sampling,
+                grammar=grammar,
                 metrics=RequestMetrics(arrival_time=now),
             )
-            for number, sampling in enumerate(samplings)
+            for number, (sampling, grammar) in enumerate(zip(samplings, grammars, strict=True))
         ]
+
+    def _grammar(self, spec: StructuredOutput | None) -> GrammarState | None:
+        """A fresh state of the grammar. The first one reads the whole vocabulary."""
+        if spec is None:
+            return None
+        if self.tokenizer is None:
+            raise InvalidRequestError(
+                "structured_output needs text output, and no tokenizer is loaded.", param="structured_output"
+            )
+        with self._grammars_lock:
+            if self._grammars is None:
+                self._grammars = GrammarCompiler(self.tokenizer)
+            return self._grammars.compile(spec)
 
     def _encode_plain(self, text: str) -> list[int]:
         assert self.tokenizer is not None
