@@ -1,6 +1,6 @@
 """One cache group at work: its pool, its prefix index, and the pages that each request holds in it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from trillion_infer.cache.eviction import Block, EvictionPolicy
@@ -36,7 +36,9 @@ class GroupPages:
         self.group = group
         self.page_size = page_size
         self.index = PrefixIndex()
-        self.pool = PagePool(group.num_pages, policy, on_evict=self.index.drop)
+        self.pool = PagePool(group.num_pages, policy, on_evict=self._forget)
+        self.on_evict: Callable[[Block], None] | None = None
+        """Called with a block whose page is about to be given to somebody else."""
         self._held: dict[Request, HeldPages] = {}
 
     def held(self, request: Request) -> HeldPages:
@@ -138,6 +140,33 @@ class GroupPages:
         if held is not None:
             for page in reversed(held.pages):
                 self._release(page)
+
+    def _forget(self, block: Block) -> None:
+        self.index.drop(block)
+        if self.on_evict is not None:
+            self.on_evict(block)
+
+    def lacking(self, names: Sequence[bytes], count: int) -> list[int]:
+        """Of the blocks that a query right after `count` leading blocks reads, those that are not present."""
+        return [b for b in range(self.first_needed(count * self.page_size), count) if names[b] not in self.index]
+
+    def restore(self, names: Sequence[bytes], count: int) -> list[tuple[int, int]]:
+        """Make all of those blocks present and cached; (block, page) of each that lacked, to be filled by the caller.
+
+        The pool has pages enough beside those blocks that are present.
+        """
+        first = self.first_needed(count * self.page_size)
+        present = [block for name in names[first:count] if (block := self.index.find(name)) is not None]
+        for block in present:
+            self.pool.share(block)
+        filled = [(depth, self.pool.lease()) for depth in self.lacking(names, count)]
+        for depth, page in filled:
+            self.index.publish(names[depth], page, depth, names[depth - 1] if depth else None)
+        for name in reversed(names[first:count]):
+            block = self.index.find(name)
+            assert block is not None
+            self.pool.release(block.page, block)
+        return filled
 
     def _release(self, page: int) -> None:
         self.pool.release(page, self.index.block_at(page))

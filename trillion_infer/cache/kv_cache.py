@@ -66,6 +66,11 @@ class KVCache:
             limit -= 1
         return limit * self.page_size
 
+    def matchable_names(self, request: Request) -> list[bytes]:
+        """Names of the blocks that `request` could take over if they were present, the first block first."""
+        limit = self._matchable_blocks(request)
+        return self._names(request, limit)[:limit]
+
     def awaited(self, request: Request) -> bytes | None:
         """Name of the deepest block that `request` could take over once another request has computed it."""
         limit = self._matchable_blocks(request)

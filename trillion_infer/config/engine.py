@@ -4,6 +4,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from trillion_infer.config.tiers import check_host, parse_disk
 from trillion_infer.core.errors import ConfigError
 
 DTYPES = ("auto", "float32", "bfloat16")
@@ -23,6 +24,8 @@ class EngineConfig:
     """Keywords of LLM that shape the engine (DESIGN 3.1), and a few more for experts.
 
     kv_memory: bytes (above 1) or a fraction of what is free (up to 1); None: all that the compiled programs leave.
+    host_kv, disk_kv: bytes of host memory, and FOLDER:BYTES of disk, for KV that the pools give up.
+    speculate: drafters joined by commas: ngram, suffix, grammar; None: none.
     attention: backend of the attention ops. precompile: compile every bucket before the first request.
     compile_cache: folder for compiled programs, "" for none. prefix_caching: share KV of equal prefixes.
     chunked_prefill: False computes each prompt in one step. run_ahead: the host prepares a step while one runs.
@@ -37,6 +40,9 @@ class EngineConfig:
     page_size: int | None = None
     kv_memory: float | None = None
     kv_dtype: str | None = None
+    speculate: str | None = None
+    host_kv: float = 0
+    disk_kv: str | None = None
     seed: int = 0
     attention: str = "auto"
     precompile: bool = True
@@ -58,6 +64,11 @@ class EngineConfig:
         for field, low in (("max_model_len", 2), ("max_waiting", 1)):
             if getattr(self, field) is not None:
                 _at_least(field, getattr(self, field), low)
+        check_host(self.host_kv)
+        if self.disk_kv:
+            parse_disk(self.disk_kv)
+        if (self.host_kv or self.disk_kv) and not self.prefix_caching:
+            raise ConfigError("host_kv and disk_kv keep prefixes and prefix_caching is False; leave one out.")
         memory = self.kv_memory
         if memory is not None and not (isinstance(memory, int | float) and not isinstance(memory, bool) and memory > 0):
             raise ConfigError(f"kv_memory is {memory!r}; it must be bytes, a fraction in (0, 1], or None.")

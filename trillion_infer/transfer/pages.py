@@ -72,9 +72,9 @@ class PageMover:
                     f"be moved into the decode pool's ({theirs.key.name}, {theirs.layers} layers, pages of "
                     f"{theirs.page_size})."
                 )
-        self._out = [_program(extract, self._source_mesh, plan) for plan in source_plans]
+        self._out = [page_program(extract, self._source_mesh, plan) for plan in source_plans]
         self._into = [
-            _program(insert, self._target_mesh, plan, layout.spec)
+            page_program(insert, self._target_mesh, plan, layout.spec)
             for plan, layout in zip(target_plans, targets, strict=True)
         ]
         self._target = NamedSharding(self._target_mesh, P())
@@ -90,7 +90,7 @@ class PageMover:
             blocks = []
             for start in range(0, len(ids), PAGES_PER_CALL):
                 part = ids[start : start + PAGES_PER_CALL]
-                data = self._out[group](pool, _padded(part, 0))
+                data = self._out[group](pool, padded_ids(part, 0))
                 blocks.append((len(part), jax.device_put(data, self._target)))
                 self.bytes_moved += data.nbytes
             moved.append(blocks)
@@ -104,20 +104,22 @@ class PageMover:
         for group, (pool, ids, blocks) in enumerate(zip(pools, pages, moved, strict=True)):
             start = 0
             for count, data in blocks:
-                pool = self._into[group](pool, _padded(ids[start : start + count], pool.shape[1]), data)
+                pool = self._into[group](pool, padded_ids(ids[start : start + count], pool.shape[1]), data)
                 start += count
             filled.append(pool)
         return tuple(filled)
 
 
-def _program(fn: Any, mesh: Mesh, plan: HeadPlan | None, out: P | None = None) -> Any:
+def page_program(fn: Any, mesh: Mesh, plan: HeadPlan | None, out: P | None = None) -> Any:
+    """`extract` or `insert` compiled for a pool of one mesh; with `out`, the spec of the pool, which is donated."""
     heads = None if plan is None else head_map(plan)
     sharding = NamedSharding(mesh, P() if out is None else out)
     donate = (0,) if out is not None else ()
     return jax.jit(lambda *args: fn(*args, heads), out_shardings=sharding, donate_argnums=donate)
 
 
-def _padded(ids: Sequence[int], filler: int) -> np.ndarray:
+def padded_ids(ids: Sequence[int], filler: int) -> np.ndarray:
+    """At most PAGES_PER_CALL page ids, filled up."""
     out = np.full(PAGES_PER_CALL, filler, np.int32)
     out[: len(ids)] = ids
     return out

@@ -1,0 +1,76 @@
+"""Blocks in host memory."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+from trillion_infer.cache.tiers.base import BlockKey, StoredBlock, Tier, digest_of
+
+
+class HostTier(Tier):
+    """Least recently used blocks leave first. The budget counts block bytes."""
+
+    name = "host"
+
+    def __init__(self, fingerprint: bytes, budget: int):
+        super().__init__(fingerprint, budget)
+        self._blocks: OrderedDict[BlockKey, StoredBlock] = OrderedDict()
+        self._used = 0
+        self._lock = threading.Lock()
+
+    def __contains__(self, key: BlockKey) -> bool:
+        return key in self._blocks
+
+    @property
+    def used(self) -> int:
+        return self._used
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self._blocks)
+
+    def put(self, blocks: Sequence[StoredBlock]) -> list[StoredBlock]:
+        """A block larger than the whole budget is handed on at once."""
+        left = []
+        with self._lock:
+            for block in blocks:
+                if len(block.data) > self.budget:
+                    left.append(block)
+                    continue
+                if block.key in self._blocks:
+                    self._blocks.move_to_end(block.key)
+                    continue
+                while self._used + len(block.data) > self.budget:
+                    left.append(self._pop_oldest())
+                    self.figures.evictions += 1
+                self._blocks[block.key] = block
+                self._used += len(block.data)
+                self.figures.stored += 1
+        return left
+
+    def get(self, key: BlockKey) -> bytes | None:
+        block = self._blocks.get(key)
+        if block is None:
+            return None
+        intact = digest_of(self.fingerprint, key, block.data) == block.digest
+        with self._lock:
+            if not intact:
+                self.figures.digest_failures += 1
+                if self._blocks.pop(key, None) is not None:
+                    self._used -= len(block.data)
+                return None
+            self.figures.hits += 1
+            if key in self._blocks:
+                self._blocks.move_to_end(key)
+        return block.data
+
+    def drain(self) -> Iterable[StoredBlock]:
+        while self._blocks:
+            with self._lock:
+                block = self._pop_oldest()
+            yield block
+
+    def _pop_oldest(self) -> StoredBlock:
+        _, block = self._blocks.popitem(last=False)
+        self._used -= len(block.data)
+        return block

@@ -1,0 +1,40 @@
+"""The tiers that a user's budgets ask for."""
+
+import hashlib
+from collections.abc import Sequence
+
+from trillion_infer.cache.tiers.base import Tier
+from trillion_infer.cache.tiers.disk import DiskTier
+from trillion_infer.cache.tiers.host import HostTier
+from trillion_infer.cache.tiers.segment import file_bytes
+from trillion_infer.config.tiers import parse_disk
+from trillion_infer.core.errors import ConfigError
+
+
+def make_tiers(
+    host_kv: float, disk_kv: str | None, model: bytes, layout: str, block_bytes: Sequence[int]
+) -> list[Tier]:
+    """Fastest first; none if neither is asked for.
+
+    model, layout: what the bytes of a block depend on. block_bytes: of one block in each cache group.
+    Raises ConfigError for a budget that does not hold one block of every group, and for an unusable folder.
+    """
+    fingerprint = hashlib.sha256(
+        b"trillion_infer/kv/tier/1" + hashlib.sha256(model).digest() + layout.encode()
+    ).digest()
+    tiers: list[Tier] = []
+    if host_kv:
+        _check("host_kv", host_kv, sum(block_bytes))
+        tiers.append(HostTier(fingerprint, int(host_kv)))
+    if disk_kv:
+        disk = parse_disk(disk_kv)
+        _check("disk_kv", disk.num_bytes, sum(file_bytes([size]) for size in block_bytes))
+        tiers.append(DiskTier(disk.folder, fingerprint, disk.num_bytes))
+    return tiers
+
+
+def _check(option: str, budget: float, needed: int) -> None:
+    if budget < needed:
+        raise ConfigError(
+            f"{option} is {budget:,.0f} bytes and one block of this model takes {needed:,}; give it at least that."
+        )
