@@ -49,6 +49,7 @@ class LLM:
       page_size: tokens a KV page. kv_memory: bytes, or a fraction of what is free; None: all that the compiled
         programs leave (on CPU at most 512 MiB).
       kv_dtype: float32 | bfloat16; None: as dtype.
+      speculate: drafters of speculative decoding, joined by commas: ngram | suffix | grammar.
       seed: of requests that name none.
       attention: backend of the attention ops: auto | reference | pallas | tpu | gpu | cpu.
       precompile: compile every program before the first request. compile_cache: folder for compiled programs, ""
@@ -251,8 +252,8 @@ class LLM:
         """`stream` of a conversation; `options` as ChatTemplate.render."""
         return self.stream(self.render_chat(messages, **options), sampling_params)
 
-    def stats(self) -> dict[str, int]:
-        """Counters: requests by state, steps, compilations, pages, prefix hits."""
+    def stats(self) -> dict[str, float]:
+        """Counters: requests by state, steps, compilations, pages, prefix hits, drafts and what stood of them."""
         return self.engine.stats()
 
     def memory(self) -> dict[str, int]:
@@ -288,7 +289,7 @@ def _with_deployment(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _refuse_unavailable(options: Mapping[str, Any]) -> None:
-    for name in ("host_kv", "disk_kv", "store", "speculate"):
+    for name in ("host_kv", "disk_kv", "store"):
         if options[name]:
             raise ConfigError(f"{name}={options[name]!r} is not available in this version; leave it out.")
 

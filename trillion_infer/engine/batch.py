@@ -21,6 +21,11 @@ class BatchLayout:
 
     bucket: Bucket
 
+    @property
+    def row_fields(self) -> int:
+        """Numbers that the choosing program reads of each row; drafts and how many they are stand last."""
+        return PACKED_FIELDS + (self.bucket.width if self.bucket.verifies else 0)
+
     def _fields(self) -> dict[str, int]:
         t, s = self.bucket.tokens, self.bucket.sequences
         return {
@@ -30,8 +35,8 @@ class BatchLayout:
             "cu_q_lens": s + 1,
             "num_seqs": 2,
             "prompt_lens": s,
-            "sample_rows": s,
-            "row_params": PACKED_FIELDS * s,
+            "sample_rows": s * self.bucket.width,
+            "row_params": self.row_fields * s,
         }
 
     @property
@@ -55,13 +60,14 @@ class BatchLayout:
         return fields
 
     def rows(self, packed: Int[Array, "d n"]) -> Int[Array, "d F S"]:
-        """The packed sampling parameters of each shard."""
-        return self.unpack(packed)["row_params"].reshape(packed.shape[0], PACKED_FIELDS, self.bucket.sequences)
+        """The packed sampling parameters of each shard, and its drafts."""
+        return self.unpack(packed)["row_params"].reshape(packed.shape[0], self.row_fields, self.bucket.sequences)
 
 
 def pack_rows(layout: BatchLayout, rows: Sequence[Row], num_decode: int, params: RowParams, out: np.ndarray) -> None:
     """Writes one shard's rows (decode first) and their sampling parameters into its row `out` of the packed array."""
-    views = layout.views(out)
+    views, width = layout.views(out), layout.bucket.width
+    drafts = np.zeros((layout.row_fields - PACKED_FIELDS, layout.bucket.sequences), np.int32)
     tokens, cu = views["tokens"], views["cu_q_lens"]
     at = 0
     for i, row in enumerate(rows):
@@ -75,10 +81,14 @@ def pack_rows(layout: BatchLayout, rows: Sequence[Row], num_decode: int, params:
         views["kv_lens"][i] = stop
         views["slots"][i] = request.slot
         views["prompt_lens"][i] = len(request.prompt_ids)
-        views["sample_rows"][i] = at - 1
+        views["sample_rows"][i * width : (i + 1) * width] = at - 1
+        if row.draft_ids:
+            count = len(row.draft_ids)
+            views["sample_rows"][i * width : i * width + count] = np.arange(at - 1 - count, at - 1)
+            drafts[:count, i], drafts[-1, i] = row.draft_ids, count
     cu[len(rows) + 1 :] = at
     views["num_seqs"][:] = (num_decode, len(rows))
-    views["row_params"][:] = pack(params).ravel()
+    views["row_params"][:] = np.concatenate([pack(params), drafts]).ravel()
 
 
 def _row_tokens(row: Row) -> list[int]:

@@ -5,52 +5,82 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, order=True)
 class Bucket:
-    """tokens: T, query tokens a data shard; sequences: S, rows a data shard. Equal: one token a sequence."""
+    """tokens: T, query tokens a data shard; sequences: S, rows a data shard. Equal: one token a sequence.
+
+    width: positions of a sequence that yield logits; above 1 in steps that verify drafts.
+    """
 
     tokens: int
     sequences: int
+    width: int = 1
 
     @property
     def is_decode(self) -> bool:
-        return self.tokens == self.sequences
+        return self.tokens == self.sequences and not self.verifies
+
+    @property
+    def verifies(self) -> bool:
+        return self.width > 1
 
     @property
     def name(self) -> str:
+        if self.verifies:
+            return f"verify_{self.tokens}x{self.sequences}"
         return f"decode_{self.sequences}" if self.is_decode else f"mixed_{self.tokens}x{self.sequences}"
 
 
 @dataclass(frozen=True)
 class Buckets:
-    """decode: sizes of decode-only steps. mixed: shapes of steps with prefill. Both ascending."""
+    """decode: sizes of decode-only steps. mixed: shapes of steps with prefill. verify: of steps with drafts, of which
+    the largest holds prefill too. All ascending."""
 
     decode: tuple[Bucket, ...]
     mixed: tuple[Bucket, ...]
+    verify: tuple[Bucket, ...] = ()
 
     @property
     def all(self) -> tuple[Bucket, ...]:
-        return self.decode + self.mixed
+        return self.decode + self.mixed + self.verify
 
     @property
     def row_counts(self) -> tuple[int, ...]:
-        """Distinct numbers of sequences."""
-        return tuple(sorted({bucket.sequences for bucket in self.all}))
+        """Distinct numbers of sequences in steps that verify nothing."""
+        return tuple(sorted({bucket.sequences for bucket in self.decode + self.mixed}))
 
-    def choose(self, tokens: int, sequences: int, decode_only: bool) -> Bucket:
+    @property
+    def verify_row_counts(self) -> tuple[int, ...]:
+        """Distinct numbers of sequences in steps that verify."""
+        return tuple(sorted({bucket.sequences for bucket in self.verify}))
+
+    def choose(self, tokens: int, sequences: int, decode_only: bool, verifies: bool = False) -> Bucket:
         """The smallest bucket that holds the batch."""
+        if verifies:
+            return min(b for b in self.verify if b.tokens >= tokens and b.sequences >= sequences)
         if decode_only:
             return next(b for b in self.decode if b.sequences >= sequences)
         return min(b for b in self.mixed if b.tokens >= tokens and b.sequences >= sequences)
 
 
-def make_buckets(max_running: int, max_batch_tokens: int) -> Buckets:
+def make_buckets(max_running: int, max_batch_tokens: int, max_drafts: int = 0) -> Buckets:
     """Decode at 1, 8, 64, … rows: reading weights dominates there, so padding is nearly free. Prefill at a small and
-    the full number of tokens, for few and for all sequences. Few distinct row counts: each has its own sampler."""
+    the full number of tokens, for few and for all sequences. Few distinct row counts: each has its own sampler.
+
+    With `max_drafts` a sequence, steps that verify come at two or as many tokens a row as it has drafts and one more.
+    """
     rows = _ladder(1, max_running, 8)
     few = min(8, max_running)
     tokens = _ladder(min(64, max_batch_tokens), max_batch_tokens, 8)
     shapes = {(t, s) for t in tokens for s in (few, max_running) if t > s}
     shapes.add((max(max_batch_tokens, max_running + 1), max_running))
-    return Buckets(tuple(Bucket(n, n) for n in rows), tuple(Bucket(t, s) for t, s in sorted(shapes)))
+    mixed = tuple(Bucket(t, s) for t, s in sorted(shapes))
+    verify = _verify_buckets(rows, mixed[-1], max_drafts + 1) if max_drafts else ()
+    return Buckets(tuple(Bucket(n, n) for n in rows), mixed, verify)
+
+
+def _verify_buckets(rows: list[int], largest: Bucket, width: int) -> tuple[Bucket, ...]:
+    shapes = {(n * each, n) for n in rows for each in {2 if n > 1 else width, width}}
+    shapes = {(t, s) for t, s in shapes if t < largest.tokens}
+    return tuple(Bucket(t, s, width) for t, s in sorted({*shapes, (largest.tokens, largest.sequences)}))
 
 
 def _ladder(low: int, high: int, factor: int) -> list[int]:

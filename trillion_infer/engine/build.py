@@ -28,6 +28,7 @@ from trillion_infer.engine.disaggregated import DisaggregatedEngine, PrefillEngi
 from trillion_infer.engine.engine import Engine
 from trillion_infer.engine.ops import choose_ops, default_page_size, platform_of
 from trillion_infer.engine.programs import Programs, compile_program
+from trillion_infer.engine.speculation import MAX_DRAFTS, Speculation, check_speculate
 from trillion_infer.engine.state import StateShape
 from trillion_infer.layers.decoder import Decoder
 from trillion_infer.layers.embedding import padded_vocab
@@ -112,7 +113,8 @@ class Blueprint:
     def programs(self, pages: tuple[int, ...]) -> Programs:
         """The programs for pools of these pages; nothing is compiled yet."""
         ops = choose_ops(self.mesh, self.dtype, self.config.attention, self.config.interpret)
-        buckets = make_buckets(self.config.max_running, self.max_batch_tokens)
+        drafts = MAX_DRAFTS if self.config.speculate else 0
+        buckets = make_buckets(self.config.max_running, self.max_batch_tokens, drafts)
         state = self.state_shape(pages).abstract(self.mesh)
         return Programs(self.model, self.mesh, buckets, ops, self.abstract_params(), state)
 
@@ -142,6 +144,7 @@ def plan_engine(family: Family, mesh: Mesh, config: EngineConfig, packing: Packi
     """
     model_config = family.config
     _check_mesh(mesh, model_config)
+    check_speculate(config.speculate)
     dtype = config.dtype
     if dtype == "auto":
         dtype = "float32" if model_config.dtype == "float32" else "bfloat16"
@@ -198,7 +201,8 @@ def build_engine(
     report.kv_bytes = sum(array.nbytes for array in state.pools)
     report.temp_bytes = max((program.temp_bytes for program in programs.all), default=0)
     schedulers = [_scheduler(blueprint, groups, fingerprint) for _ in range(blueprint.data)]
-    return engine_type(programs, state, params, schedulers, config.run_ahead), report
+    speculation = Speculation(config.speculate, programs.buckets, blueprint.data) if config.speculate else None
+    return engine_type(programs, state, params, schedulers, config.run_ahead, speculation), report
 
 
 def build_disaggregated(
@@ -210,7 +214,14 @@ def build_disaggregated(
     progress: Callable[[str, int, int], None] | None = None,
     packing: Packing | None = None,
 ) -> tuple[DisaggregatedEngine, Blueprint, BuildReport]:
-    """One engine a mesh of each role, and the movers between them; returns the first decode engine's blueprint."""
+    """One engine a mesh of each role, and the movers between them; returns the first decode engine's blueprint.
+
+    Raises ConfigError before anything is loaded.
+    """
+    if config.speculate:
+        raise ConfigError(
+            f"speculate={config.speculate!r} and disaggregate are both given, which is not available yet; give one."
+        )
     engines: dict[str, list[Engine]] = {"prefill": [], "decode": []}
     blueprints: dict[str, list[Blueprint]] = {"prefill": [], "decode": []}
     report = BuildReport()

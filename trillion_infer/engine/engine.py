@@ -3,7 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -17,11 +17,14 @@ from trillion_infer.engine.batch import BatchLayout, pack_rows
 from trillion_infer.engine.buckets import Bucket
 from trillion_infer.engine.programs import Programs
 from trillion_infer.engine.prompt_scores import PromptScores
+from trillion_infer.engine.speculation import Speculation
 from trillion_infer.engine.state import DeviceState, table_chunks
+from trillion_infer.engine.tiering import KVTiering
 from trillion_infer.sample import RowParams, Sampled
 from trillion_infer.sample.bitmask import allow_all, forbid
 from trillion_infer.schedule.plan import Row, StepPlan
 from trillion_infer.schedule.scheduler import Scheduler
+from trillion_infer.speculate.verify import Verified
 
 
 @dataclass
@@ -49,22 +52,34 @@ class TokenEvent:
 
 @dataclass
 class _Pending:
-    """A step sent to the device. `rows[i]` is the request row whose result stands at place `places[i]`."""
+    """A step sent to the device. `rows[i]` is the request row whose result stands at place `places[i]`.
 
+    begun: when its preparation began; None where that included compiling.
+    """
+
+    bucket: Bucket
     rows: list[Row]
     places: list[int]
-    sampled: Sampled
+    sampled: Sampled | Verified
+    begun: float | None
     scores: list[tuple[Row, Any]] = field(default_factory=list)
 
 
 class Engine:
     """Requests in, token events out. Not thread-safe: one thread owns it.
 
-    One scheduler a `data` shard of the mesh; a request stays with the shard it was given.
+    One scheduler a `data` shard of the mesh; a request stays with the shard it was given. With `speculation`, steps
+    in flight are waited for as long as drafts are at hand.
     """
 
     def __init__(
-        self, programs: Programs, state: DeviceState, params: Any, schedulers: Sequence[Scheduler], run_ahead: bool
+        self,
+        programs: Programs,
+        state: DeviceState,
+        params: Any,
+        schedulers: Sequence[Scheduler],
+        run_ahead: bool,
+        speculation: Speculation | None = None,
     ):
         self.programs, self.schedulers = programs, list(schedulers)
         self._params, self._state = params, state
@@ -72,7 +87,10 @@ class Engine:
         self._pending: deque[_Pending] = deque()
         self._owner: dict[str, Scheduler] = {}
         self.prompt_scores = PromptScores(programs)
+        self.speculation = speculation
+        self.tiering: KVTiering | None = None
         self.steps = 0
+        self._received = 0.0
         mesh = programs.mesh
         self._by_data = NamedSharding(mesh, P("data"))
         self._replicated = NamedSharding(mesh, P())
@@ -91,6 +109,8 @@ class Engine:
         scheduler = min(self.schedulers, key=lambda s: s.num_running + s.num_waiting)
         scheduler.add(request)
         self._owner[request.request_id] = scheduler
+        if self.tiering is not None:
+            self.tiering.watch(request, self.schedulers.index(scheduler))
 
     def abort(self, request_id: str) -> Request | None:
         """End a request at once; None, without effect, for an id that is not live."""
@@ -113,6 +133,10 @@ class Engine:
         request.metrics.finished_time = time.monotonic()
         self._owner.pop(request.request_id, None)
         self.prompt_scores.forget(request)
+        if self.tiering is not None:
+            self.tiering.forget(request)
+        if self.speculation is not None:
+            self.speculation.release(request)
 
     @property
     def pools(self) -> tuple[jax.Array, ...]:
@@ -138,19 +162,38 @@ class Engine:
 
     def step(self) -> list[TokenEvent]:
         """Sends one step to the device, if there is one to plan, and returns what an earlier one brought."""
+        begun = time.monotonic()
+        events = self._draft(self.speculation) if self.speculation is not None else []
+        if self.tiering is not None:
+            self.replace_pools(self.tiering.promote(self.pools))
         plans = [scheduler.schedule() for scheduler in self.schedulers]
+        if self.tiering is not None:
+            self.tiering.save_evicted(self.pools)
         sent = any(plan is not None for plan in plans)
         if sent:
-            self._pending.append(self._send(plans))
+            compiled = self.programs.compiled
+            self._pending.append(self._send(plans, begun))
+            if self.programs.compiled != compiled:
+                self._pending[-1].begun = None
             self.steps += 1
-        events: list[TokenEvent] = []
         while self._pending and (len(self._pending) > self._depth or not sent):
             events += self._receive(self._pending.popleft())
             if not sent:
                 break
         return events
 
-    def _send(self, plans: list[StepPlan | None]) -> _Pending:
+    def _draft(self, speculation: Speculation) -> list[TokenEvent]:
+        """Gives requests drafts, having waited for the steps in flight if that pays; what those brought."""
+        events: list[TokenEvent] = []
+        if self._pending:
+            if not self._pending[-1].bucket.verifies and not speculation.would_draft(self.schedulers):
+                return events
+            while self._pending:
+                events += self._receive(self._pending.popleft())
+        speculation.assign(self.schedulers)
+        return events
+
+    def _send(self, plans: list[StepPlan | None], begun: float) -> _Pending:
         for shard, plan in enumerate(plans):
             if plan is not None:
                 self._prepare(shard, plan)
@@ -160,6 +203,7 @@ class Engine:
             max(plan.num_tokens for plan in filled),
             max(len(plan.rows) for plan in filled),
             decode_only=not scored and all(plan.num_decode == len(plan.rows) for plan in filled),
+            verifies=any(row.draft_ids for plan in filled for row in plan.rows),
         )
         layout = BatchLayout(bucket)
         packed = np.zeros((len(plans), layout.size), np.int32)
@@ -173,7 +217,7 @@ class Engine:
                 rows.append(row)
                 places.append(place)
                 if row.samples:
-                    self._fill(row.request, i, params, place, forbidden)
+                    self._fill(row, i, params, place * bucket.width, forbidden)
             pack_rows(layout, plan_rows, plan.num_decode if plan else 0, params, packed[shard])
         mask, has_mask = self._mask(bucket, rows, places, forbidden)
         batch = jax.device_put(packed, self._by_data)
@@ -183,9 +227,9 @@ class Engine:
         )
         sampler, sampled = self.programs.choose(bucket).run(state.sampler, sampling_rows, logits, mask, has_mask)
         self._state = DeviceState(pools, state.tables, sampler)
-        sampled.token.copy_to_host_async()
+        (sampled.tokens if bucket.verifies else sampled.token).copy_to_host_async()
         scores = self.prompt_scores.send(self._params, bucket, hidden, rows, places) if scored else []
-        return _Pending(rows, places, sampled, scores)
+        return _Pending(bucket, rows, places, sampled, begun, scores)
 
     def _prepare(self, shard: int, plan: StepPlan) -> None:
         """Page tables and sampler slots as this plan needs them."""
@@ -207,25 +251,30 @@ class Engine:
                     state = DeviceState(state.pools, state.tables, sampler)
         self._state = state
 
-    def _fill(self, request: Request, i: int, params: RowParams, place: int, forbidden: dict[int, list[int]]) -> None:
-        """Sampling parameters of row i, and the tokens its mask must exclude.
+    def _fill(self, row: Row, i: int, params: RowParams, first: int, forbidden: dict[int, list[int]]) -> None:
+        """Sampling parameters of row i, and the tokens that its masks, from the one at `first` on, must exclude.
 
         The scheduler has counted this row's token as in flight already, so it is number num_output - 1.
         """
+        request, sampling = row.request, row.request.sampling
         index = request.num_output - 1
-        sampling = request.sampling
         sampling.fill(params, i, slot=request.slot, index=index)
-        banned = list(sampling.bad_words.next_forbidden(request.output_ids)) if sampling.needs_last_tokens else []
-        if index < sampling.params.min_tokens:
-            banned.extend(sampling.guarded)
-        if banned:
-            forbidden[place] = banned
+        for drafted in range(len(row.draft_ids) + 1):
+            banned: list[int] = []
+            if sampling.needs_last_tokens:
+                banned = sampling.bad_words.next_forbidden([*request.output_ids, *row.draft_ids[:drafted]])
+            if index + drafted < sampling.params.min_tokens:
+                banned.extend(sampling.guarded)
+            if banned:
+                forbidden[first + drafted] = banned
 
     def _mask(
         self, bucket: Bucket, rows: list[Row], places: list[int], forbidden: dict[int, list[int]]
     ) -> tuple[Any, Any]:
-        """Allowed-token bits of the rows; an array that lies on the device already where every token is allowed."""
-        total = bucket.sequences * len(self.schedulers)
+        """Allowed-token bits of every position that yields logits, `width` a row; an array that lies on the device
+        already where every token is allowed."""
+        width = bucket.width
+        total = bucket.sequences * width * len(self.schedulers)
         words = -(-self._state.sampler_vocab // 32)
         grammars = [
             (row, place) for row, place in zip(rows, places, strict=True) if row.samples and row.request.grammar
@@ -236,60 +285,79 @@ class Engine:
             return self._open_masks[total], self._no_mask
         mask = allow_all(total, words * 32)
         for row, place in grammars:
-            row.request.grammar.mask(mask[place])
+            first = place * width
+            row.request.grammar.draft_masks(row.draft_ids, mask[first : first + len(row.draft_ids) + 1])
         for place, tokens in forbidden.items():
             forbid(mask[place], tokens)
         return jax.device_put(mask, self._replicated), self._with_mask
 
     def _receive(self, pending: _Pending) -> list[TokenEvent]:
         """Waits for a step and hands its tokens to their requests."""
-        tokens = np.asarray(pending.sampled.token)
+        tokens = _tokens(pending.sampled)
+        self._time(pending)
         self.prompt_scores.receive(pending.scores)
         wants = any(row.samples and row.request.params.logprobs is not None for row in pending.rows)
-        scores = jax.device_get(pending.sampled) if wants else None
+        scores = _scores(pending.sampled) if wants else None
         events, now = [], time.monotonic()
         for row, place in zip(pending.rows, pending.places, strict=True):
             if row.samples:
-                event = self._deliver(row, int(tokens[place]), scores, place, now)
-                if event is not None:
-                    events.append(event)
+                events += self._deliver(row, tokens[place], scores, place * pending.bucket.width, now)
         return events
 
-    def _deliver(self, row: Row, token: int, scores: Sampled | None, place: int, now: float) -> TokenEvent | None:
+    def _time(self, pending: _Pending) -> None:
+        """Tells the speculation what a step took: from its beginning, or from the result before it, to its own."""
+        now = time.monotonic()
+        if self.speculation is not None and pending.begun is not None:
+            self.speculation.cost.record_step(pending.bucket, now - max(pending.begun, self._received))
+        self._received = now
+
+    def _deliver(
+        self, row: Row, tokens: list[int], scores: Sampled | Verified | None, first: int, now: float
+    ) -> list[TokenEvent]:
+        """One event a token, up to the token that ends the request. `scores` of the first stand at place `first`."""
         request = row.request
         scheduler = self._owner.get(request.request_id)
-        owned = scheduler is not None and not request.status.is_finished
-        (scheduler or self.schedulers[0]).complete(row, [token])
-        if not owned:
-            return None
-        metrics = request.metrics
+        if self.speculation is not None:
+            self.speculation.record(row, len(tokens))
+        if scheduler is None or request.status.is_finished:
+            (scheduler or self.schedulers[0]).complete(row, tokens)
+            return []
+        metrics, known = request.metrics, len(request.output_ids)
         metrics.first_token_time = metrics.first_token_time or now
         metrics.last_token_time = now
-        metrics.token_times.append(now)
-        event = TokenEvent(request, [token])
-        if request.params.logprobs is not None:
-            assert scores is not None
-            event.logprobs = [read_logprobs(scores, place, token, request.params.logprobs)]
-        if len(request.output_ids) == 1:
-            event.prompt_logprobs = self.prompt_scores.pop(request)
-        if request.grammar is not None:
-            request.grammar.accept([token])
-        self._check_end(event, token)
-        return event
+        events: list[TokenEvent] = []
+        for place, token in enumerate(tokens, start=first):
+            metrics.token_times.append(now)
+            event = TokenEvent(request, [token])
+            if request.params.logprobs is not None:
+                event.logprobs = [read_logprobs(scores, place, token, request.params.logprobs)]
+            events.append(event)
+            if request.grammar is not None and (request.grammar.accept([token]) != 1 or request.grammar.error):
+                event.finished = Status.FINISHED_ERROR
+            else:
+                self._check_end(event, known + len(events))
+            if event.finished is not None:
+                break
+        scheduler.complete(row, tokens[: len(events)])
+        if known == 0:
+            events[0].prompt_logprobs = self.prompt_scores.pop(request)
+        if event.finished is not None:
+            self.finish(request, event.finished, event.stop_reason)
+        elif self.speculation is not None:
+            self.speculation.track(request)
+        return events
 
-    def _check_end(self, event: TokenEvent, token: int) -> None:
-        """Ends the request at end-of-sequence, a stop token or its last token."""
-        request, params = event.request, event.request.params
+    def _check_end(self, event: TokenEvent, count: int) -> None:
+        """Says so if token number `count` ends the request: end-of-sequence, a stop token or the last allowed."""
+        request, params, token = event.request, event.request.params, event.token_ids[-1]
         if token in (params.stop_token_ids or ()):
             event.finished, event.stop_reason = Status.FINISHED_STOP, token
         elif (token in request.eos_ids and not params.ignore_eos) or (
             request.grammar is not None and request.grammar.is_complete
         ):
             event.finished = Status.FINISHED_STOP
-        if event.finished is None and len(request.output_ids) >= request.max_tokens:
+        if event.finished is None and count >= request.max_tokens:
             event.finished = Status.FINISHED_LENGTH
-        if event.finished is not None:
-            self.finish(request, event.finished, event.stop_reason)
 
     # Figures
 
@@ -298,13 +366,14 @@ class Engine:
         while self._pending:
             self._receive(self._pending.popleft())
 
-    def stats(self) -> dict[str, int]:
-        """Sums over data shards of the schedulers' figures, and the engine's own counters."""
-        total: dict[str, int] = {"steps": self.steps, "compilations": self.programs.compiled}
+    def stats(self) -> dict[str, float]:
+        """Sums over data shards of the schedulers' figures, the engine's own counters, and what speculation gave."""
+        total: dict[str, float] = self.speculation.stats() if self.speculation is not None else {}
+        total |= {"steps": self.steps, "compilations": self.programs.compiled}
         for scheduler in self.schedulers:
             for name, value in scheduler.stats().items():
                 total[name] = total.get(name, 0) + value
-        return total
+        return total if self.tiering is None else {**total, **self.tiering.stats()}
 
     def memory(self) -> dict[str, int]:
         """Bytes of what stays on the devices besides weights, by holder."""
@@ -319,6 +388,8 @@ class Engine:
         for request_id in list(self._owner):
             self.abort(request_id)
         self.drain()
+        if self.tiering is not None:
+            self.tiering.close(self.pools)
         for leaf in jax.tree.leaves((self._state, self._params)):
             leaf.delete()
 
@@ -326,6 +397,23 @@ class Engine:
         """Raises AssertionError if a page, slot or request is lost."""
         for scheduler in self.schedulers:
             scheduler.check_integrity()
+
+
+def _tokens(sampled: Sampled | Verified) -> list[list[int]]:
+    """The new tokens of each row."""
+    if isinstance(sampled, Verified):
+        counts = np.asarray(sampled.num_tokens).tolist()
+        return [row[:n] for row, n in zip(np.asarray(sampled.tokens).tolist(), counts, strict=True)]
+    return [[token] for token in np.asarray(sampled.token).tolist()]
+
+
+def _scores(sampled: Sampled | Verified) -> Sampled | Verified:
+    """On the host, with one entry a position."""
+    found = jax.device_get(sampled)
+    if isinstance(found, Sampled):
+        return found
+    names = ("logprob", "rank", "top_ids", "top_logprobs")
+    return replace(found, **{name: np.concatenate(getattr(found, name)) for name in names})
 
 
 def read_logprobs(scores: Any, place: int, token: int, count: int) -> dict[int, Logprob]:

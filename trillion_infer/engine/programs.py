@@ -16,10 +16,10 @@ from jax.sharding import PartitionSpec as P
 from trillion_infer.engine.batch import BatchLayout
 from trillion_infer.engine.buckets import Bucket, Buckets
 from trillion_infer.engine.state import TABLE_CHUNK, DeviceState, update_tables
-from trillion_infer.engine.step import SCORE_ROWS, make_choose, make_forward, make_score
+from trillion_infer.engine.step import SCORE_ROWS, make_accept, make_choose, make_forward, make_score
 from trillion_infer.layers.context import Ops
 from trillion_infer.layers.decoder import Decoder
-from trillion_infer.sample import PACKED_FIELDS, SLOT_CHUNK, init_slot
+from trillion_infer.sample import SLOT_CHUNK, init_slot
 
 Progress = Callable[[int, int], None]
 
@@ -56,7 +56,8 @@ class Programs:
         return self._get(bucket.name)
 
     def choose(self, bucket: Bucket) -> Program:
-        return self._get(f"choose_{bucket.sequences}")
+        """Samples a token a row, or, where the bucket verifies, accepts drafts."""
+        return self._get(f"accept_{bucket.sequences}" if bucket.verifies else f"choose_{bucket.sequences}")
 
     def score(self, bucket: Bucket) -> Program:
         """Scores prompt positions from the hidden states of a mixed bucket."""
@@ -79,6 +80,7 @@ class Programs:
         steps = [bucket.name for bucket in self.buckets.all]
         chooses = [f"choose_{rows}" for rows in self.buckets.row_counts]
         scores = sorted({f"score_{bucket.tokens}" for bucket in self.buckets.mixed})
+        chooses += [f"accept_{rows}" for rows in self.buckets.verify_row_counts]
         return [*chooses, *steps, "update_tables", "init_slot", *scores]
 
     def compile_all(self, progress: Progress | None = None, threads: int | None = None) -> None:
@@ -124,25 +126,31 @@ class Programs:
             args = (self.params, hidden, replicated(()), replicated((SCORE_ROWS,)))
             return make_score(self.model, self.mesh, self.ops), args, ()
         if name.startswith("choose_"):
-            sequences = int(name.removeprefix("choose_"))
-            return self._choose(sequences, vocab_words)
+            return self._choose(BatchLayout(Bucket(0, int(name.removeprefix("choose_")))), vocab_words)
+        if name.startswith("accept_"):
+            width = self.buckets.verify[-1].width
+            return self._choose(BatchLayout(Bucket(0, int(name.removeprefix("accept_")), width)), vocab_words)
         bucket = next(b for b in self.buckets.all if b.name == name)
         packed = _abstract(NamedSharding(self.mesh, P("data")), (data, BatchLayout(bucket).size))
         forward = make_forward(self.model, self.mesh, bucket, self.state, self.ops)
         state = self.state
         return forward, (self.params, state.pools, state.tables, state.sampler.last_token, packed), (1,)
 
-    def _choose(self, sequences: int, vocab_words: int) -> tuple[Callable[..., Any], tuple[Any, ...], tuple[int, ...]]:
+    def _choose(
+        self, layout: BatchLayout, vocab_words: int
+    ) -> tuple[Callable[..., Any], tuple[Any, ...], tuple[int, ...]]:
         data, slots = self.mesh.shape["data"], self.state.tables[0].shape[0] // self.mesh.shape["data"]
         replicated = partial(_abstract, NamedSharding(self.mesh, P()))
-        rows = _abstract(NamedSharding(self.mesh, P("data")), (data, PACKED_FIELDS, sequences))
+        sequences, width = layout.bucket.sequences, layout.bucket.width
+        rows = _abstract(NamedSharding(self.mesh, P("data")), (data, layout.row_fields, sequences))
         logits = jax.ShapeDtypeStruct(
-            (data * sequences, self.state.sampler_vocab),
+            (data * sequences * width, self.state.sampler_vocab),
             jnp.float32,
             sharding=NamedSharding(self.mesh, P("data", "tensor")),
         )
-        mask = replicated((data * sequences, vocab_words), jnp.uint32)
-        return make_choose(slots), (self.state.sampler, rows, logits, mask, replicated((), jnp.bool_)), (0,)
+        mask = replicated((data * sequences * width, vocab_words), jnp.uint32)
+        make = make_accept if layout.bucket.verifies else make_choose
+        return make(slots), (self.state.sampler, rows, logits, mask, replicated((), jnp.bool_)), (0,)
 
 
 def compile_program(name: str, fn: Callable[..., Any], args: tuple[Any, ...], donate: tuple[int, ...]) -> Program:

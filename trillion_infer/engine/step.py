@@ -20,7 +20,8 @@ from trillion_infer.engine.state import DeviceState
 from trillion_infer.layers.context import Ops, Sequences
 from trillion_infer.layers.decoder import Decoder, Params, Pools, StepInputs
 from trillion_infer.layers.parameters import param_specs
-from trillion_infer.sample import Sampled, SamplerState, sample, score, unpack
+from trillion_infer.sample import PACKED_FIELDS, RowParams, Sampled, SamplerState, sample, score, unpack
+from trillion_infer.speculate.verify import Verified, verify
 
 SCORE_ROWS = 64
 """Prompt positions scored at a time: bounds the logits held at once."""
@@ -30,8 +31,8 @@ def make_forward(model: Decoder, mesh: Mesh, bucket: Bucket, state: DeviceState,
     """forward(params, pools, tables, last_token, packed) -> (pools, rows, logits, hidden).
 
     packed: BatchLayout's array, one row a data shard. rows: packed sampling parameters, with slots of the whole
-    mesh. logits `[data*S, V]` float32. hidden `[data*T, M]`: final hidden states of every token. `state` gives shapes
-    and shardings only.
+    mesh. logits `[data*S*width, V]` float32. hidden `[data*T, M]`: final hidden states of every token. `state` gives
+    shapes and shardings only.
     """
     layout = BatchLayout(bucket)
     slots = state.tables[0].shape[0] // mesh.shape["data"]
@@ -61,13 +62,40 @@ def make_choose(slots: int):
         mask: UInt[Array, "R W"],
         has_mask: Bool[Array, ""],
     ) -> tuple[SamplerState, Sampled]:
-        shards, fields, sequences = rows.shape
-        params = unpack(rows.swapaxes(0, 1).reshape(fields, shards * sequences))
-        offset = jnp.repeat(jnp.arange(shards, dtype=jnp.int32) * slots, sequences)
-        sampled, sampler = sample(logits, sampler, replace(params, slot=params.slot + offset), mask, has_mask=has_mask)
+        params, _ = _unpack_rows(rows, slots)
+        sampled, sampler = sample(logits, sampler, params, mask, has_mask=has_mask)
         return sampler, sampled
 
     return choose
+
+
+def make_accept(slots: int):
+    """accept(sampler, rows, logits, mask, has_mask) -> (sampler, verified): `choose` for rows with drafts."""
+
+    def accept(
+        sampler: SamplerState,
+        rows: Int[Array, "d F+n S"],
+        logits: Array,
+        mask: UInt[Array, "R*n W"],
+        has_mask: Bool[Array, ""],
+    ) -> tuple[SamplerState, Verified]:
+        params, drafts = _unpack_rows(rows, slots)
+        ids, counts = drafts[:-1].T, drafts[-1]
+        logits = logits.reshape(counts.shape[0], drafts.shape[0], logits.shape[1])
+        masks = mask.reshape(*logits.shape[:2], mask.shape[1])
+        verified, sampler = verify(logits, ids, counts, sampler, params, masks, has_mask=has_mask)
+        return sampler, verified
+
+    return accept
+
+
+def _unpack_rows(rows: Int[Array, "d F S"], slots: int) -> tuple[RowParams, Int[Array, "n R"]]:
+    """Parameters of all shards' rows, with slots of the whole mesh, and the fields behind them."""
+    shards, fields, sequences = rows.shape
+    flat = rows.swapaxes(0, 1).reshape(fields, shards * sequences)
+    params = unpack(flat[:PACKED_FIELDS])
+    offset = jnp.repeat(jnp.arange(shards, dtype=jnp.int32) * slots, sequences)
+    return replace(params, slot=params.slot + offset), flat[PACKED_FIELDS:]
 
 
 def _pick(fields: dict[str, Array]) -> dict[str, Array]:

@@ -1,0 +1,248 @@
+"""With drafts and without: the same answers, and figures that say what drafts gave."""
+
+import random
+
+import jax
+import numpy as np
+import pytest
+
+from tests.conftest import GOLDEN
+from tests.engine.helpers import check_idle, greedy, tokens_of
+from tests.engine.test_equalities import tight_memory
+from trillion_infer import LLM, ConfigError, SamplingParams
+from trillion_infer.constrain import compile_grammar
+from trillion_infer.core.outputs import RequestOutput
+from trillion_infer.core.sampling_params import StructuredOutput
+from trillion_infer.engine.buckets import Bucket, make_buckets
+from trillion_infer.engine.speculation import MAX_DRAFTS, BucketCost
+
+
+class Ascii:
+    """A vocabulary of the tiny models' size: token i is byte i, and 1 ends."""
+
+    vocab_size, bos_id, eos_ids, special_ids = 128, None, frozenset({1}), frozenset({1})
+
+    def __init__(self) -> None:
+        self.added_tokens = {"<end>": 1}
+
+    def id_to_bytes(self, id: int) -> bytes:
+        return bytes([id])
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return list(text.encode("ascii"))
+
+
+SMALL = {"page_size": 8, "prefill_chunk": 32}
+MODELS = ["smollm2", "deepseek_v3"]
+EACH = [(name, drafters, None) for name in MODELS for drafters in ("ngram", "suffix")]
+MESHES = [(name, "ngram,suffix", "tensor=2") for name in MODELS]
+
+
+@pytest.fixture(scope="module")
+def drafting(make_llm):
+    """drafting(model, drafters, **options): an LLM to which drafts cost nothing, so that it tries all it has."""
+
+    def make(name: str, drafters: str, **options) -> LLM:
+        llm = make_llm(name, **{**SMALL, **options}, speculate=drafters)
+        llm.engine.speculation.cost.estimate = lambda tokens: 1.0
+        return llm
+
+    return make
+
+
+def repetitive(rng: random.Random, longest: int = 60) -> list[int]:
+    """A prompt that says the same several times, with a fault here and there."""
+    piece = [rng.randrange(4, 128) for _ in range(rng.randrange(1, 9))]
+    prompt = (piece * 30)[: rng.randrange(2, longest)]
+    prompt[rng.randrange(len(prompt))] = rng.randrange(4, 128)
+    return prompt
+
+
+def mixed(count: int, seed: int = 0) -> tuple[list[list[int]], list[SamplingParams]]:
+    """Requests of every kind; what is drawn has a seed."""
+    rng = random.Random(seed)
+    params = [
+        SamplingParams(
+            temperature=rng.choice([0.0, 0.0, 0.3, 0.8]),
+            top_k=rng.choice([0, 3]),
+            top_p=rng.choice([1.0, 0.9]),
+            seed=rng.randrange(99),
+            max_tokens=rng.randrange(9, 40) if i % 3 else rng.randrange(1, 9),
+            min_tokens=rng.choice([0, 1, 9]) if i % 3 else 0,
+            stop_token_ids=rng.choice([None, [rng.randrange(4, 128) for _ in range(8)]]),
+            logprobs=rng.choice([None, 0, 3]),
+            prompt_logprobs=rng.choice([None, None, 2]),
+            repetition_penalty=rng.choice([1.0, 1.0, 1.1]),
+            frequency_penalty=rng.choice([0.0, 0.0, 0.2]),
+            logit_bias=rng.choice([None, None, {5: -100.0, 7: 2.0}]),
+            ignore_eos=rng.choice([True, False]),
+        )
+        for i in range(count)
+    ]
+    return [repetitive(rng) for _ in range(count)], params
+
+
+def in_batches(llm: LLM, prompts: list, params: list[SamplingParams], size: int = 8) -> list[RequestOutput]:
+    """As many as run at once: drafts are not tried while prompts wait."""
+    parts = [slice(i, i + size) for i in range(0, len(prompts), size)]
+    return [output for part in parts for output in llm.generate(prompts[part], params[part])]
+
+
+def assert_equal(found: list[RequestOutput], expected: list[RequestOutput]) -> None:
+    for ours, theirs in zip(found, expected, strict=True):
+        a, b = ours.outputs[0], theirs.outputs[0]
+        assert a.token_ids == b.token_ids
+        assert (a.finish_reason, a.stop_reason) == (b.finish_reason, b.stop_reason)
+        assert ours.prompt_logprobs is None or len(ours.prompt_logprobs) == len(theirs.prompt_logprobs)
+        assert (a.logprobs is None) == (b.logprobs is None)
+        for x, y in zip(a.logprobs or [], b.logprobs or [], strict=True):
+            assert list(x) == list(y)
+            np.testing.assert_allclose([v.logprob for v in x.values()], [v.logprob for v in y.values()], atol=1e-4)
+
+
+def accepted(llm: LLM) -> float:
+    return sum(value for name, value in llm.stats().items() if name.startswith("speculate.") and "accepted" in name)
+
+
+@pytest.mark.parametrize(("name", "drafters", "mesh"), EACH + MESHES)
+def test_speculative_equals_plain_and_compiles_nothing(make_llm, drafting, name, drafters, mesh):
+    """104 requests of every kind, greedy and drawn."""
+    on_mesh = {"mesh": mesh} if mesh else {}
+    plain, llm = make_llm(name, **SMALL, **on_mesh), drafting(name, drafters, **on_mesh)
+    requests = mixed(104)
+    compiled: list[str] = []
+
+    def listen(event: str, duration: float, **kwargs: object) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            compiled.append(event)
+
+    expected, before = in_batches(plain, *requests), accepted(llm)
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        found = in_batches(llm, *requests)
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert_equal(found, expected)
+    assert accepted(llm) > before
+    assert compiled == []
+    assert llm.stats()["compilations"] == len(llm.engine.programs.names())
+    check_idle(llm)
+
+
+def test_drafts_save_steps(make_llm, drafting):
+    plain, llm = make_llm("smollm2", **SMALL), drafting("smollm2", "ngram")
+    prompts = [repetitive(random.Random(i)) for i in range(8)]
+    steps = {}
+    for each in (plain, llm):
+        before = each.stats()["steps"]
+        tokens = tokens_of(each.generate(prompts, greedy(150)))
+        steps[each] = each.stats()["steps"] - before, tokens
+    assert steps[llm][1] == steps[plain][1]
+    assert steps[llm][0] < steps[plain][0]
+
+
+def test_preempted_equals_not(make_llm, drafting):
+    plain, roomy = make_llm("smollm2", **SMALL), drafting("smollm2", "ngram")
+    tight = drafting("smollm2", "ngram", max_model_len=112, kv_memory=tight_memory(roomy, pages=26))
+    tight.engine.schedulers[0]._lengths._prior = 1
+    prompts = [repetitive(random.Random(i)) for i in range(8)]
+    params = [SamplingParams(temperature=0.3, seed=i, max_tokens=40, ignore_eos=True, logprobs=2) for i in range(8)]
+    params[0] = greedy(40, frequency_penalty=0.1)
+    expected, before = plain.generate(prompts, params), accepted(tight)
+    assert_equal(tight.generate(prompts, params), expected)
+    assert tight.stats()["preemptions"] > 0
+    assert accepted(tight) > before
+    check_idle(tight)
+
+
+def test_cached_prefix_equals_cold(make_llm, drafting):
+    """Blocks that hold accepted drafts are shared; those that held rejected ones are right, too."""
+    plain = make_llm("smollm2", **SMALL, prefix_caching=False)
+    llm = drafting("smollm2", "suffix")
+    prompt = repetitive(random.Random(5)) + [9] * 20
+    first = llm.generate(prompt, greedy(60))[0]
+    longer = prompt + first.outputs[0].token_ids
+    found = llm.generate(longer, greedy(60))[0]
+    assert found.num_cached_tokens > len(prompt)
+    assert tokens_of([found]) == tokens_of(plain.generate(longer, greedy(60)))
+
+
+def test_tokens_after_the_one_that_ends_are_dropped(drafting, make_llm):
+    """Every place at which a run of accepted drafts may be cut: by a stop token, and by max_tokens."""
+    plain, llm = make_llm("smollm2", **SMALL), drafting("smollm2", "ngram")
+    prompt = repetitive(random.Random(3))
+    whole = tokens_of(plain.generate(prompt, greedy(24)))[0]
+    for length in range(1, 24):
+        assert tokens_of(llm.generate(prompt, greedy(length)))[0] == whole[:length]
+        stopped = greedy(24, stop_token_ids=[whole[length]], min_tokens=length // 2)
+        assert_equal(llm.generate(prompt, stopped), plain.generate(prompt, stopped))
+
+
+def test_grammar_drafts_equal_plain(make_llm, drafting):
+    """A grammar's masks hold at each position, and what it forces is accepted."""
+    plain, llm = make_llm("smollm2", **SMALL), drafting("smollm2", "grammar")
+    outputs = []
+    for each in (plain, llm):
+        state, requests = each.generator.prepare("g", [5, 6, 7], SamplingParams(temperature=0.8, seed=1, max_tokens=40))
+        requests[0].grammar = compile_grammar(StructuredOutput(regex="(left|right) and then (up|down)"), Ascii())
+        requests[0].needs_known_tokens = True
+        each.generator.submit((state, requests))
+        while not each.generator.output("g").finished:
+            each.generator.step()
+        outputs.append(each.generator.take("g"))
+    assert_equal(outputs[1:], outputs[:1])
+    assert llm.stats()["speculate.grammar.accepted"] > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"speculate": "oracle"}, "names 'oracle'; allowed, joined by commas: ngram, suffix"),
+        ({"speculate": "ngram,ngram"}, "names ngram 2 times"),
+        ({"speculate": "draft"}, "gives draft no checkpoint"),
+        ({"speculate": "ngram:/x"}, "gives ngram the path '/x'"),
+        ({"speculate": "draft:/x"}, "asks for draft, which is not available.*available, joined by commas: ngram"),
+        ({"speculate": "ngram,eagle3:/x"}, "asks for eagle3, which is not available"),
+        ({"speculate": "mtp"}, "asks for mtp, which is not available"),
+        ({"speculate": "ngram", "disaggregate": "prefill=1,decode=1"}, "speculate='ngram' and disaggregate"),
+    ],
+)
+def test_bad_drafters_are_refused_before_loading(options, message):
+    with pytest.raises(ConfigError, match=message):
+        LLM(GOLDEN / "tiny" / "smollm2", **options)
+
+
+def test_programs_that_verify_are_few_and_hold_every_plan():
+    for running, tokens in [(1, 2), (8, 32), (64, 512), (256, 2048), (300, 301)]:
+        buckets = make_buckets(running, tokens, MAX_DRAFTS)
+        assert len(buckets.verify) <= 2 * len(buckets.decode) + 1
+        assert len(buckets.verify_row_counts) <= len(buckets.decode)
+        assert buckets.choose(tokens, running, False, verifies=True).width == MAX_DRAFTS + 1
+        assert make_buckets(running, tokens).all == buckets.decode + buckets.mixed
+
+
+def test_cost_is_that_of_the_bucket_a_step_would_run_in():
+    buckets = make_buckets(8, 64, MAX_DRAFTS)
+    decode, small, large = Bucket(8, 8), Bucket(16, 8, 8), Bucket(64, 8, 8)
+    cost = BucketCost(buckets)
+    cost.at(3, 0)
+    assert cost.estimate(3) is None
+    for bucket, seconds in ((decode, 9.0), (decode, 1.0), (large, 9.0)):
+        cost.record_step(bucket, seconds)
+    assert cost.estimate(3) == cost.estimate(16) == cost.estimate(24) == 1.0  # first runs do not count
+    cost.record_step(small, 9.0)
+    cost.record_step(small, 2.0)
+    cost.record_step(large, 5.0)
+    assert [cost.estimate(tokens) for tokens in (3, 4, 16, 17, 24)] == [1.0, 2.0, 2.0, 5.0, 5.0]
+    for _ in range(600):
+        cost.record_step(decode, 1.0)
+    assert cost.estimate(24) == 2.0  # the large one has not run for long: it is as good as untried
+
+
+def test_no_drafts_where_they_do_not_pay(make_llm):
+    llm = make_llm("smollm2", **SMALL, speculate="ngram,grammar")
+    cost = llm.engine.speculation.cost
+    cost.estimate = lambda tokens: 1.0 if tokens <= 4 else 100.0
+    llm.generate([repetitive(random.Random(i)) for i in range(4)], greedy(30))
+    assert accepted(llm) == 0
+    assert "speculate.ngram.drafts" not in llm.stats()

@@ -1,0 +1,150 @@
+"""Speculation in the step loop: which requests may be drafted for, what their drafts are, and what steps cost."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from trillion_infer.core.errors import ConfigError
+from trillion_infer.core.request import Request, Status
+from trillion_infer.engine.buckets import Bucket, Buckets
+from trillion_infer.schedule.plan import Row
+from trillion_infer.schedule.scheduler import Scheduler
+from trillion_infer.speculate import DraftRequest, Speculator, StepCost, host_drafters, parse_speculate
+from trillion_infer.speculate.base import NOTHING, Draft
+
+MAX_DRAFTS = 7
+"""Drafts of one request in one step: with the token before them, the positions of a verification row."""
+
+_FORGET_AFTER = 512
+
+
+def check_speculate(text: str | None) -> None:
+    """Raises ConfigError for drafters that are unknown or need a model, which this engine cannot run yet."""
+    for spec in parse_speculate(text):
+        if not spec.on_host:
+            raise ConfigError(
+                f"speculate={text!r} asks for {spec.kind}, which is not available in this version; "
+                "available, joined by commas: ngram, suffix, grammar."
+            )
+
+
+class BucketCost(StepCost):
+    """Measured seconds of a step by its bucket, asked for by its query tokens in the situation set by `at`.
+
+    A verifying bucket that has not run yet is taken to cost what the others that hold less do, so that it gets tried;
+    so is one that has not run for long, since a figure from another time must not rule it out for ever.
+    """
+
+    def __init__(self, buckets: Buckets, shards: int = 1):
+        super().__init__([bucket.tokens for bucket in buckets.all])
+        self._all, self._shards = buckets, shards
+        self._by_bucket: dict[Bucket, float] = {}
+        self._last_run: dict[Bucket, int] = {}
+        self._steps = 0
+        self.at(1, 0)
+
+    def at(self, sequences: int, prefill_tokens: int) -> None:
+        """The coming step has so many sequences and, beside their tokens, so many of prompts, on each shard."""
+        self._sequences, self._prefill = max(sequences, 1), prefill_tokens
+
+    def record_step(self, bucket: Bucket, seconds: float) -> None:
+        """One step without compilation took so long. The first run of a bucket is a warm-up and does not count."""
+        self._steps += 1
+        if bucket in self._last_run:
+            known = self._by_bucket.get(bucket, seconds)
+            self._by_bucket[bucket] = known + self._weight * (seconds - known)
+        self._last_run[bucket] = self._steps
+
+    def estimate(self, tokens: int) -> float | None:
+        """Seconds of a step with so many query tokens of running requests, over all shards; None if unknown."""
+        each = -(-tokens // self._shards)
+        base = self._all.choose(self._sequences + self._prefill, self._sequences, decode_only=not self._prefill)
+        alone = self._by_bucket.get(base)
+        if each <= self._sequences or alone is None:
+            return alone
+        bucket = self._all.choose(each + self._prefill, self._sequences, False, verifies=True)
+        if self._steps - self._last_run.get(bucket, self._steps) > _FORGET_AFTER:
+            self._by_bucket.pop(bucket, None)
+            del self._last_run[bucket]
+        smaller = [b for b in self._all.verify if b.sequences == bucket.sequences and b.tokens <= bucket.tokens]
+        return max([alone, *(self._by_bucket[b] for b in smaller if b in self._by_bucket)])
+
+
+@dataclass
+class _Tracked:
+    """A request with at least one token of its own. draft: what was last proposed for it."""
+
+    request: Request
+    view: DraftRequest
+    text: list[int]
+    draft: Draft = field(default=NOTHING)
+
+    def read(self) -> DraftRequest:
+        """The drafters' view, brought up to the tokens known now."""
+        self.text.extend(self.request.output_ids[len(self.text) - len(self.request.prompt_ids) :])
+        return self.view
+
+
+class Speculation:
+    """Drafts of an engine's requests. The engine tells it of tokens, of steps and of ends; it fills `draft_ids`."""
+
+    def __init__(self, text: str, buckets: Buckets, shards: int = 1):
+        check_speculate(text)
+        self.cost = BucketCost(buckets, shards)
+        self._speculator = Speculator(host_drafters(parse_speculate(text)), self.cost, MAX_DRAFTS)
+        self._tracked: dict[str, _Tracked] = {}
+
+    def track(self, request: Request) -> None:
+        """The request has its first token; drafts may follow."""
+        if request.request_id not in self._tracked:
+            text = request.known_ids()
+            grammar = request.grammar
+            forced = None if grammar is None else lambda count: grammar.forced_tokens()[:count]
+            view = DraftRequest(request.request_id, text, request.cache_salt, forced)
+            self._tracked[request.request_id] = _Tracked(request, view, text)
+
+    def release(self, request: Request) -> None:
+        """The request has ended."""
+        tracked = self._tracked.pop(request.request_id, None)
+        if tracked is not None:
+            self._speculator.release(tracked.read())
+
+    def would_draft(self, schedulers: Sequence[Scheduler]) -> bool:
+        """From the tokens known now, some request would get drafts: waiting for those in flight pays."""
+        return any(draft.tokens for _, draft in self._propose(schedulers))
+
+    def assign(self, schedulers: Sequence[Scheduler]) -> None:
+        """Gives requests their drafts for the next step. Every token must be known."""
+        for tracked, draft in self._propose(schedulers):
+            tracked.draft, tracked.request.draft_ids = draft, draft.tokens
+
+    def record(self, row: Row, num_tokens: int) -> None:
+        """The verifier gave `num_tokens` tokens for a row."""
+        tracked = self._tracked.get(row.request.request_id)
+        if tracked is not None and row.draft_ids:
+            self._speculator.record(tracked.view, tracked.draft.first(len(row.draft_ids)), num_tokens)
+
+    def stats(self) -> dict[str, float]:
+        """By drafter: drafts verified, tokens proposed and accepted, and mean tokens that a verification gave."""
+        figures: dict[str, float] = {}
+        for name, stats in self._speculator.stats.by_drafter.items():
+            figures[f"speculate.{name}.drafts"] = stats.drafts
+            figures[f"speculate.{name}.proposed"] = stats.drafted
+            figures[f"speculate.{name}.accepted"] = stats.accepted
+            figures[f"speculate.{name}.acceptance_length"] = stats.acceptance_length
+        return figures
+
+    def _propose(self, schedulers: Sequence[Scheduler]) -> list[tuple[_Tracked, Draft]]:
+        ready = [t for t in self._tracked.values() if t.request.status is Status.RUNNING]
+        if not ready:
+            return []
+        config = schedulers[0].config
+        sequences = max(scheduler.num_running for scheduler in schedulers)
+        decodes = sum(scheduler.num_running for scheduler in schedulers) == len(ready)
+        prefills = not decodes or any(scheduler.num_waiting for scheduler in schedulers)
+        prefill_tokens = config.prefill_chunk if prefills else 0
+        if sequences + prefill_tokens >= config.max_batch_tokens:
+            return []
+        self.cost.at(sequences, prefill_tokens)
+        limits = [max(0, t.request.max_tokens - t.request.num_output - 1) for t in ready]
+        drafts = self._speculator.propose([t.read() for t in ready], len(ready), limits)
+        return list(zip(ready, drafts, strict=True))
