@@ -1,0 +1,110 @@
+"""One worker as the router knows it, and the lease that a request holds on it."""
+
+import math
+from collections.abc import Callable
+
+from trillion_infer.route.breaker import Breaker
+from trillion_infer.route.config import RouterConfig
+from trillion_infer.route.prefix import PrefixIndex
+
+_RECENT_S = 30.0
+
+
+class Worker:
+    """Load and state of a worker. Loads are estimates of the requests that this router has on it, in tokens.
+
+    `up` is what health polling last said; `draining` is an operator's wish: no new requests.
+    """
+
+    def __init__(self, url: str, config: RouterConfig, clock: Callable[[], float]):
+        self.url = url
+        self.up = True
+        self.draining = False
+        self.requests = 0
+        self.prefill_tokens = 0
+        self.decode_tokens = 0
+        self.prefix = PrefixIndex(config.prefix_blocks)
+        self.breaker = Breaker(config.breaker_failures, config.breaker_cooldown_s, clock)
+        self._config, self._clock = config, clock
+        self._recent, self._recent_at = 0.0, clock()
+
+    @property
+    def load(self) -> int:
+        """Tokens in flight."""
+        return self.prefill_tokens + self.decode_tokens
+
+    @property
+    def reachable(self) -> bool:
+        """Whether a request may be sent now, room aside."""
+        return self.up and not self.draining and self.breaker.allows()
+
+    def has_room(self, tokens: int) -> bool:
+        """Whether `tokens` more fit. A request larger than the limit still runs, alone."""
+        if self.requests >= self._config.max_requests_per_worker:
+            return False
+        return self.requests == 0 or self.load + tokens <= self._config.max_tokens_per_worker
+
+    def recent_work(self) -> float:
+        """Tokens of work sent here lately; fades by half every 30 seconds."""
+        now = self._clock()
+        self._recent *= math.exp2((self._recent_at - now) / _RECENT_S)
+        self._recent_at = now
+        return self._recent
+
+    def lost(self) -> None:
+        """The worker is gone or restarting, and with it what it had cached."""
+        self.prefix.clear()
+
+    def lease(self, prefill_tokens: int, decode_tokens: int) -> "Lease":
+        """Starts a request of that much work."""
+        self._recent = self.recent_work() + prefill_tokens + decode_tokens
+        self.breaker.start()
+        return Lease(self, prefill_tokens, decode_tokens)
+
+
+class Lease:
+    """A request's share of a worker's load. Only the first of `succeed`, `fail` and `abandon` counts."""
+
+    def __init__(self, worker: Worker, prefill_tokens: int, decode_tokens: int):
+        self.worker = worker
+        self._prefill, self._decode = prefill_tokens, decode_tokens
+        self._held = True
+        worker.requests += 1
+        worker.prefill_tokens += prefill_tokens
+        worker.decode_tokens += decode_tokens
+
+    def first_token(self) -> None:
+        """Prefill is done."""
+        self.worker.prefill_tokens -= self._prefill
+        self._prefill = 0
+
+    def token(self) -> None:
+        """One more token is decoded; the last one expected stays until the end."""
+        if self._decode > 1:
+            self._decode -= 1
+            self.worker.decode_tokens -= 1
+
+    def succeed(self) -> None:
+        """The worker answered."""
+        if self._release():
+            self.worker.breaker.succeed()
+
+    def fail(self) -> None:
+        """The worker failed this request."""
+        if self._release():
+            self.worker.breaker.fail()
+            if self.worker.breaker.state != "closed":
+                self.worker.lost()
+
+    def abandon(self) -> None:
+        """The request ended and says nothing about the worker: it was busy, or the client left."""
+        if self._release():
+            self.worker.breaker.abandon()
+
+    def _release(self) -> bool:
+        held, self._held = self._held, False
+        if held:
+            self.worker.requests -= 1
+            self.worker.prefill_tokens -= self._prefill
+            self.worker.decode_tokens -= self._decode
+        return held
