@@ -42,7 +42,8 @@ def test_a_choice_ends_by_itself():
 
 
 def test_white_space_is_bounded_and_nothing_follows_the_object_u44():
-    outputs = run(scripted_generator([10], TOKENIZER), r=params(200, json_object=True))["r"]
+    script = [*b"{", *[10] * 30, *b"}", 10]
+    outputs = run(scripted_generator(script, TOKENIZER), r=params(200, json_object=True))["r"]
     assert json.loads(outputs[0].text) == {}
     assert outputs[0].finish_reason == "stop"
 

@@ -98,7 +98,7 @@ class PromptReader:
             entropy=self._entropy,
             has_tables=self._penalties,
         )
-        grammars = [self._grammar(params.structured_output) for _ in samplings]
+        grammars = [self.grammar(params.structured_output) for _ in samplings]
         now = time.monotonic()
         return [
             Request(
@@ -117,7 +117,7 @@ class PromptReader:
             for number, (sampling, grammar) in enumerate(zip(samplings, grammars, strict=True))
         ]
 
-    def _grammar(self, spec: StructuredOutput | None) -> GrammarState | None:
+    def grammar(self, spec: StructuredOutput | None) -> GrammarState | None:
         """A fresh state of the grammar. The first one reads the whole vocabulary."""
         if spec is None:
             return None

@@ -1,0 +1,52 @@
+"""Serves a model over HTTP, with OpenAI's endpoints.
+
+Run:    python scripts/serve.py --model=MODEL --port=8000
+        python scripts/serve.py --model=MODEL --host=0.0.0.0 --api_key=KEY --mesh=tensor=4
+        curl http://127.0.0.1:8000/v1/completions -d '{"model": "MODEL", "prompt": "Paris is", "max_tokens": 8}'
+Expect: a line with the address once the model is loaded and compiled; SIGTERM ends it after the requests in flight.
+
+Every keyword of LLM is a flag. See docs/serving.md.
+"""
+
+from pathlib import Path
+
+from absl import flags
+
+from trillion_infer import LLM
+from trillion_infer.cli.flags import define_llm_flags, run
+from trillion_infer.cli.progress import progress_bars
+
+HOST = flags.DEFINE_string("host", "127.0.0.1", "Address to listen on.")
+PORT = flags.DEFINE_integer("port", 8000, "Port to listen on.", lower_bound=0, upper_bound=65535)
+API_KEY = flags.DEFINE_multi_string("api_key", [], "Key that opens the server; may be given several times.")
+SERVED_NAME = flags.DEFINE_string("served_model_name", None, "Name clients use; the model's own if not given.")
+MAX_REQUESTS = flags.DEFINE_integer("max_requests", 1024, "Most requests in flight; more get 429.", lower_bound=1)
+MAX_BODY = flags.DEFINE_integer("max_body_bytes", 8 * 2**20, "Largest request body.", lower_bound=1)
+DRAIN = flags.DEFINE_integer("drain_s", 30, "Seconds that requests in flight have after SIGTERM.", lower_bound=0)
+TOOL_FORMAT = flags.DEFINE_string(
+    "tool_format", None, "How the model writes calls; found in its template if not given."
+)
+REASONING = flags.DEFINE_string("reasoning_format", None, "How the model marks reasoning, or none; found if not given.")
+llm_flags = define_llm_flags()
+
+
+def main(_: list[str]) -> None:
+    from trillion_infer.serve.options import ServerOptions
+    from trillion_infer.serve.run import serve
+
+    with progress_bars() as progress:
+        llm = LLM(**llm_flags(), progress=progress)
+    options = ServerOptions(
+        model_name=SERVED_NAME.value or Path(flags.FLAGS.model).name,
+        api_keys=tuple(API_KEY.value),
+        max_requests=MAX_REQUESTS.value,
+        max_body_bytes=MAX_BODY.value,
+        tool_format=TOOL_FORMAT.value,
+        reasoning_format=REASONING.value,
+    )
+    print(f"serving {options.model_name} on http://{HOST.value}:{PORT.value}", flush=True)
+    serve(llm.generator, options, HOST.value, PORT.value, DRAIN.value)
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,108 @@
+"""Endpoints around the model: health, figures, models, tokens, abort."""
+
+from typing import Any
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from trillion_infer.serve.errors import ApiError
+from trillion_infer.serve.fields import Fields
+from trillion_infer.serve.metrics import pages_in_use
+from trillion_infer.serve.replies import error_reply, json_reply
+from trillion_infer.serve.server import Server
+
+
+async def health(http: HttpRequest) -> Response:
+    """200 while the engine loop turns, else 503."""
+    server: Server = http.app.state.server
+    trouble = server.health()
+    if trouble is None:
+        return json_reply({"status": "ok"})
+    return error_reply(ApiError(503, trouble, code="unhealthy", retry_after=server.options.retry_after_s))
+
+
+async def metrics(http: HttpRequest) -> Response:
+    """Prometheus' text format."""
+    server: Server = http.app.state.server
+    return Response(server.metrics.text(await server.stats()), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+async def status(http: HttpRequest) -> Response:
+    """The figures of the status page, as JSON."""
+    server: Server = http.app.state.server
+    stats = await server.stats()
+    return json_reply(
+        {
+            "model": server.options.model_name,
+            "max_model_len": server.reader.max_model_len,
+            "trouble": server.health(),
+            "requests": len(server.jobs),
+            "kv_in_use": pages_in_use(stats),
+            "engine": stats,
+        }
+    )
+
+
+async def models(http: HttpRequest) -> Response:
+    server: Server = http.app.state.server
+    return json_reply({"object": "list", "data": [_card(server)]})
+
+
+async def model(http: HttpRequest) -> Response:
+    server: Server = http.app.state.server
+    server.check_model(http.path_params["name"])
+    return json_reply(_card(server))
+
+
+def _card(server: Server) -> dict[str, Any]:
+    return {
+        "id": server.options.model_name,
+        "object": "model",
+        "created": 0,
+        "owned_by": "trillion_infer",
+        "max_model_len": server.reader.max_model_len,
+    }
+
+
+async def tokenize(http: HttpRequest) -> Response:
+    """Token ids of a prompt or of a rendered conversation."""
+    server: Server = http.app.state.server
+    body = await server.body(http)
+    if isinstance(body, dict) and "messages" in body:
+        known = (
+            "model",
+            "messages",
+            "tools",
+            "add_generation_prompt",
+            "continue_final_message",
+            "chat_template_kwargs",
+        )
+        fields = Fields(body, known)
+        text = server.template.render(
+            fields.need("messages", list),
+            fields.take("tools", list),
+            fields.take("add_generation_prompt", bool, default=True),
+            fields.take("continue_final_message", bool, default=False),
+            **fields.take("chat_template_kwargs", dict, default={}),
+        )
+        special = True
+    else:
+        fields = Fields(body, ("model", "prompt", "add_special_tokens"))
+        text, special = fields.need("prompt", str), fields.take("add_special_tokens", bool, default=True)
+    ids = await server.prepared(lambda: server.tokenizer.encode(text, add_special_tokens=special))
+    return json_reply({"count": len(ids), "max_model_len": server.reader.max_model_len, "tokens": ids})
+
+
+async def detokenize(http: HttpRequest) -> Response:
+    """The text of token ids."""
+    server: Server = http.app.state.server
+    ids = Fields(await server.body(http), ("model", "tokens")).need("tokens", list)
+    checked = [] if not ids else server.reader.read(ids)[1]
+    return json_reply({"prompt": server.tokenizer.decode(checked, skip_special_tokens=False)})
+
+
+async def abort(http: HttpRequest) -> Response:
+    """Ends a request by the id of its answer; unknown ids change nothing."""
+    server: Server = http.app.state.server
+    job_id = Fields(await server.body(http), ("request_id",)).need("request_id", str)
+    return json_reply({"request_id": job_id, "aborted": server.abort(job_id, http.state.tenant)})

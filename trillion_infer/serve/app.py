@@ -1,0 +1,82 @@
+"""The starlette application."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+from starlette.routing import Route
+
+from trillion_infer.core.errors import TrillionInferError
+from trillion_infer.generation.generator import Generator
+from trillion_infer.serve import admin
+from trillion_infer.serve.chat import chat_completions
+from trillion_infer.serve.completions import completions
+from trillion_infer.serve.errors import ApiError, as_api_error
+from trillion_infer.serve.gate import Gate
+from trillion_infer.serve.options import ServerOptions
+from trillion_infer.serve.replies import error_reply
+from trillion_infer.serve.server import Server
+from trillion_infer.serve.sse import ClientGone
+
+_ROUTES = [
+    Route("/v1/completions", completions, methods=["POST"]),
+    Route("/v1/chat/completions", chat_completions, methods=["POST"]),
+    Route("/v1/models", admin.models),
+    Route("/v1/models/{name:path}", admin.model),
+    Route("/tokenize", admin.tokenize, methods=["POST"]),
+    Route("/detokenize", admin.detokenize, methods=["POST"]),
+    Route("/abort", admin.abort, methods=["POST"]),
+    Route("/health", admin.health),
+    Route("/metrics", admin.metrics),
+    Route("/status", admin.status),
+]
+
+
+def create_app(generator: Generator, options: ServerOptions) -> Starlette:
+    """The application; it starts the engine's thread, which owns `generator` from then on."""
+    server = Server(generator, options)
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        server.start()
+        try:
+            yield
+        finally:
+            server.stop()
+
+    paths = frozenset(route.path for route in _ROUTES)
+    app = Starlette(
+        routes=_ROUTES,
+        lifespan=lifespan,
+        middleware=[Middleware(Gate, server=server, paths=paths)],  # pyright: ignore[reportArgumentType]
+        exception_handlers={
+            ApiError: _failed,
+            TrillionInferError: _failed,
+            HTTPException: _not_routed,
+            ClientGone: _gone,
+            Exception: _failed,
+        },
+    )
+    app.state.server = server
+    return app
+
+
+async def _failed(http: HttpRequest, error: Exception) -> Response:
+    return error_reply(as_api_error(error, http.app.state.server.options.retry_after_s))
+
+
+async def _not_routed(http: HttpRequest, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    message = {
+        404: f"there is no endpoint {http.url.path}.",
+        405: f"{http.url.path} does not take {http.method}.",
+    }.get(error.status_code, str(error.detail))
+    return error_reply(ApiError(error.status_code, message))
+
+
+async def _gone(http: HttpRequest, error: Exception) -> Response:
+    return Response(status_code=499)

@@ -1,0 +1,93 @@
+"""Prometheus figures, under vLLM's names where the meaning is the same."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+_SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
+_TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144)
+
+
+class Metrics:
+    """The figures of one server, in a registry of their own."""
+
+    def __init__(self, model_name: str):
+        self.registry = CollectorRegistry()
+        self._model = model_name
+
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(name, text, ["model_name"], registry=self.registry).labels(model_name)
+
+        def counter(name: str, text: str) -> Counter:
+            return Counter(name, text, ["model_name"], registry=self.registry).labels(model_name)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...] = _SECONDS) -> Histogram:
+            made = Histogram(name, text, ["model_name"], registry=self.registry, buckets=buckets)
+            return made.labels(model_name)
+
+        self._running = gauge("vllm:num_requests_running", "Requests being computed.")
+        self._waiting = gauge("vllm:num_requests_waiting", "Requests in the queue.")
+        self._pages = gauge("vllm:kv_cache_usage_perc", "Share of KV pages in use, 0 to 1.")
+        self._preemptions = gauge("trillion_infer:preemptions", "Requests set back for want of pages.")
+        self._queries = gauge("trillion_infer:prefix_cache_query_tokens", "Prompt tokens looked up.")
+        self._hits = gauge("trillion_infer:prefix_cache_hit_tokens", "Prompt tokens found.")
+        self._steps = gauge("trillion_infer:engine_steps", "Steps the engine has made.")
+        self._prompt = counter("vllm:prompt_tokens", "Prompt tokens of finished requests.")
+        self._generated = counter("vllm:generation_tokens", "Tokens generated for finished requests.")
+        self._cached = counter("vllm:prompt_tokens_cached", "Prompt tokens of finished requests found in the cache.")
+        self._success = Counter(
+            "vllm:request_success", "Finished completions.", ["model_name", "finished_reason"], registry=self.registry
+        )
+        self._http = Counter(
+            "trillion_infer:http_requests", "Answers by path and status.", ["path", "status"], registry=self.registry
+        )
+        self._first = histogram("vllm:time_to_first_token_seconds", "From arrival to the first token.")
+        self._between = histogram("vllm:inter_token_latency_seconds", "Between two tokens of a request.")
+        self._whole = histogram("vllm:e2e_request_latency_seconds", "From arrival to the last token.")
+        self._queued = histogram("vllm:request_queue_time_seconds", "From arrival to the first step.")
+        self._prompt_sizes = histogram("vllm:request_prompt_tokens", "Prompt tokens a request.", _TOKENS)
+        self._output_sizes = histogram("vllm:request_generation_tokens", "Generated tokens a request.", _TOKENS)
+
+    def observe(self, job: Any) -> None:
+        """Counts a job that has ended, by its finished outputs."""
+        for output in job.outputs.values():
+            marks = output.metrics
+            self._prompt.inc(len(output.prompt_token_ids))
+            self._cached.inc(output.num_cached_tokens)
+            self._prompt_sizes.observe(len(output.prompt_token_ids))
+            for each in output.outputs:
+                self._generated.inc(len(each.token_ids))
+                self._output_sizes.observe(len(each.token_ids))
+                self._success.labels(self._model, each.finish_reason).inc()
+            if marks.first_scheduled_time is not None:
+                self._queued.observe(marks.first_scheduled_time - marks.arrival_time)
+            if marks.time_to_first_token is not None:
+                self._first.observe(marks.time_to_first_token)
+            if marks.last_token_time is not None:
+                self._whole.observe(marks.last_token_time - marks.arrival_time)
+            for earlier, later in zip(marks.token_times, marks.token_times[1:], strict=False):
+                self._between.observe(later - earlier)
+
+    def answered(self, path: str, status: int) -> None:
+        """Counts an HTTP answer. `path` must be one of few."""
+        self._http.labels(path, str(status)).inc()
+
+    def text(self, stats: Mapping[str, int]) -> bytes:
+        """Prometheus' text format, with the engine's counters as they are now."""
+        if stats:
+            self._running.set(stats.get("running", 0))
+            self._waiting.set(stats.get("waiting", 0))
+            self._pages.set(pages_in_use(stats))
+            self._preemptions.set(stats.get("preemptions", 0))
+            self._queries.set(stats.get("prefix_lookup_tokens", 0))
+            self._hits.set(stats.get("prefix_hit_tokens", 0))
+            self._steps.set(stats.get("steps", 0))
+        return generate_latest(self.registry)
+
+
+def pages_in_use(stats: Mapping[str, int]) -> float:
+    """Share of KV pages that running requests hold, over all groups."""
+    total = sum(value for name, value in stats.items() if name.endswith(".pages_total"))
+    held = sum(value for name, value in stats.items() if name.endswith(".pages_leased"))
+    return held / total if total else 0.0
