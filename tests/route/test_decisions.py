@@ -227,7 +227,7 @@ def test_bad_options_are_refused_in_one_sentence(options, says):
         RouterConfig(**{"workers": ("http://a:1",), **options})
 
 
-@pytest.mark.parametrize(("prefill", "decode"), itertools.product([[], ["http://p"]], [[], ["http://d"]]))
+@pytest.mark.parametrize(("prefill", "decode"), list(itertools.product([[], ["http://p"]], [[], ["http://d"]])))
 def test_separate_pools_are_refused_and_the_message_says_what_works(prefill, decode):
     with pytest.raises(ConfigError, match="--workers="):
         check_pools([], prefill, decode)

@@ -75,12 +75,13 @@ class Lease:
 
     def first_token(self) -> None:
         """Prefill is done."""
-        self.worker.prefill_tokens -= self._prefill
-        self._prefill = 0
+        if self._held:
+            self.worker.prefill_tokens -= self._prefill
+            self._prefill = 0
 
     def token(self) -> None:
         """One more token is decoded; the last one expected stays until the end."""
-        if self._decode > 1:
+        if self._held and self._decode > 1:
             self._decode -= 1
             self.worker.decode_tokens -= 1
 
