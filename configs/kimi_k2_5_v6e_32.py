@@ -1,0 +1,16 @@
+"""Kimi K2.5, int4 experts with bfloat16 activations, on 32 v6e chips.
+
+Run:    python scripts/compile.py --config=kimi_k2_5_v6e_32
+        python scripts/generate.py --model=MODEL --config=kimi_k2_5_v6e_32 --prompt="Hello"
+Expect: a table of programs with memory and cost, and the room left for KV.
+"""
+
+from configs._kimi import HF_CONFIG, OPTIONS
+from trillion_infer.config.deployment import Deployment
+
+DEPLOYMENT = Deployment(
+    name="kimi_k2_5_v6e_32",
+    options=OPTIONS | {"mesh": "expert=8,tensor=4"},
+    topology="v6e:4x8",
+    hf_config=HF_CONFIG,
+)

@@ -1,0 +1,64 @@
+"""Compile every program of a deployment for devices that are not here, and say what memory is left for KV.
+
+Run:    python scripts/compile.py --config=qwen3_30b_a3b_v5e_8
+        python scripts/compile.py --config=kimi_k2_5_v5p_8 --topology=v5p:2x2x4 --json
+Expect: a table of programs (seconds, temporaries, FLOP, bytes moved) and a line of memory; --json prints one object.
+"""
+
+import json
+import os
+import sys
+
+from absl import app, flags
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")  # real devices here play no part
+os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+
+from trillion_infer.config.deployment import find_deployment
+from trillion_infer.core.errors import TrillionInferError
+from trillion_infer.plan.compile_report import CompileReport, compile_deployment
+
+CONFIG = flags.DEFINE_string(
+    "config", None, "Name of a deployment in configs/, or a path to such a file.", required=True
+)
+TOPOLOGY = flags.DEFINE_string("topology", None, "Devices, e.g. v5p:2x2x2 or h100:8; default: the deployment's own.")
+JSON = flags.DEFINE_bool("json", False, "Print one JSON object.")
+
+
+def show(report: CompileReport) -> None:
+    row = report.as_json()
+    print(f"{'program':<18}{'compile s':>10}{'temp GiB':>10}{'GFLOP':>12}{'GB moved':>10}")
+    for program in row["programs"]:
+        print(
+            f"{program['name']:<18}{program['compile_s']:>10.1f}{program['temp_gib']:>10.3f}"
+            f"{program['flops'] / 1e9:>12.1f}{program['bytes'] / 1e9:>10.2f}"
+        )
+    print(
+        f"{row['config']} on {row['devices']} x {row['device_kind']} ({row['topology']}): a device has "
+        f"{row['weights_gib_per_device']:.2f} GiB of weights, {row['temp_gib_per_device']:.2f} of temporaries, "
+        f"{row['reserved_gib_per_device']:.2f} reserved; {row['kv_gib_total']:.2f} GiB are left for KV in all, "
+        f"{row['kv_tokens']:,} tokens"
+    )
+
+
+def tell(name: str, done: int, total: int) -> None:
+    print(f"compile.py: {done}/{total} {name}", file=sys.stderr, flush=True)
+
+
+def main(argv: list[str]) -> None:
+    if len(argv) > 1:
+        raise app.UsageError(f"Arguments {argv[1:]} are not flags.")
+    try:
+        report = compile_deployment(find_deployment(CONFIG.value), TOPOLOGY.value, tell)
+    except TrillionInferError as error:
+        sys.exit(f"compile.py: {error}")
+    for note in report.notes:
+        print(f"compile.py: note: {note}", file=sys.stderr)
+    if JSON.value:
+        print(json.dumps(report.as_json()))
+    else:
+        show(report)
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,230 @@
+"""Compiling a deployment for devices that are not here, and what its memory then holds."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import jax
+
+from pallas_kernels.common.backends import UnsupportedError
+from sharding.heads import HeadPlan
+from sharding.mesh import make_mesh
+from sharding.topologies import KINDS, DeviceKind, topology
+from trillion_infer.cache.layout import PoolLayout
+from trillion_infer.config.deployment import Deployment
+from trillion_infer.config.engine import EngineConfig
+from trillion_infer.config.model import AttentionSpec, cache_key
+from trillion_infer.core.errors import ConfigError, OutOfMemoryError
+from trillion_infer.engine import budget
+from trillion_infer.engine.build import Blueprint, Packing, plan_engine
+from trillion_infer.engine.programs import Program, Programs, compile_program
+from trillion_infer.models import Family, read_family
+from trillion_infer.weights.quant_config import read_quantisation
+from trillion_infer.weights.quant_load import abstract_described, routed_experts
+
+GIB = 2**30
+
+
+@dataclasses.dataclass(frozen=True)
+class CompileReport:
+    """Bytes a device, except `kv_bytes`: of all devices, replicas counted once. `notes`: what is worth knowing."""
+
+    config: str
+    topology: str
+    device_kind: str
+    devices: int
+    weights: int
+    temp: int
+    reserved: int
+    kv_bytes: int
+    kv_tokens: int
+    programs: tuple[Program, ...]
+    notes: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """The object that `compile.py --json` prints."""
+        return {
+            "config": self.config,
+            "topology": self.topology,
+            "device_kind": self.device_kind,
+            "devices": self.devices,
+            "weights_gib_per_device": _gib(self.weights),
+            "temp_gib_per_device": _gib(self.temp),
+            "reserved_gib_per_device": _gib(self.reserved),
+            "kv_gib_total": _gib(self.kv_bytes),
+            "kv_tokens": self.kv_tokens,
+            "programs": [
+                {
+                    "name": p.name,
+                    "compile_s": round(p.seconds, 2),
+                    "temp_gib": _gib(p.temp_bytes),
+                    "flops": p.flops,
+                    "bytes": p.bytes,
+                }
+                for p in self.programs
+            ],
+        }
+
+
+def plan_deployment(deployment: Deployment, topology_name: str | None = None) -> tuple[Blueprint, DeviceKind, str]:
+    """The deployment on the devices of a topology (default: its own), their kind and the topology's name.
+
+    Raises ConfigError for what does not fit together, UnsupportedModelError, and OutOfMemoryError that says how many
+    devices of each kind hold the weights; nothing is compiled yet.
+    """
+    name = topology_name or deployment.topology
+    if not name:
+        raise ConfigError(f"config {deployment.name!r} has no topology of its own; give one, for example v5e:2x4.")
+    if deployment.hf_config is None:
+        raise ConfigError(f"config {deployment.name!r} has no hf_config, so there is no model to compile.")
+    family = read_family(deployment.hf_config)
+    known = EngineConfig.__dataclass_fields__
+    options = {key: value for key, value in deployment.options.items() if key in known}
+    try:
+        devices = topology(name)
+        mesh = make_mesh(deployment.options.get("mesh"), devices)
+    except (ValueError, RuntimeError) as error:
+        raise ConfigError(f"config {deployment.name!r}: {error}") from error
+    blueprint = plan_engine(family, mesh, EngineConfig(**options), described_packing(deployment.hf_config))
+    kind = KINDS[name.partition(":")[0]]
+    _check_fits(blueprint, kind, family)
+    return blueprint, kind, name
+
+
+def described_packing(hf_config: Mapping[str, Any]) -> Packing | None:
+    """Which weights of a model that is not here stay packed, by its quantization_config."""
+    format, plain = read_quantisation(hf_config)
+    if format is None:
+        return None
+    return partial(abstract_described, format=format, plain=plain, select=routed_experts)
+
+
+def compile_deployment(
+    deployment: Deployment,
+    topology_name: str | None = None,
+    progress: Callable[[str, int, int], None] = lambda name, done, total: None,
+) -> CompileReport:
+    """Compiles every program; `progress(name of the next, done, total)`.
+
+    The hungriest step is compiled first with pools of one page: its temporaries and arguments fix the pools that all
+    programs are then compiled with. Kernels of the platform are asked for by name; where one refuses, the program is
+    compiled with whatever runs and the refusal is among the notes.
+    """
+    blueprint, kind, topology_name = plan_deployment(deployment, topology_name)
+    reserved = budget.RESERVE[kind.platform]
+    notes: list[str] = []
+    ones = tuple(1 for _ in blueprint.layouts)
+    probe = _programs(blueprint, ones)
+    largest = max(probe[0].buckets.all).name
+    progress(largest, 0, 1)
+    first = _compile(largest, probe, notes)
+    weights = _weight_bytes(first, blueprint)
+    pages = _pages(blueprint, kind.memory - weights - first.temp_bytes - reserved, blueprint.config.max_running)
+    sized = _programs(blueprint, pages)
+    names = sized[0].names()
+    compiled = []
+    for done, name in enumerate(names):
+        progress(name, done, len(names))
+        compiled.append(_compile(name, sized, notes))
+    temp = max(program.temp_bytes for program in compiled)
+    free = kind.memory - weights - temp - reserved
+    return CompileReport(
+        config=deployment.name,
+        topology=topology_name,
+        device_kind=blueprint.mesh.devices.flat[0].device_kind,
+        devices=blueprint.mesh.devices.size,
+        weights=weights,
+        temp=temp,
+        reserved=reserved,
+        kv_bytes=max(0, free) * _copies(blueprint),
+        kv_tokens=_tokens(blueprint, free),
+        programs=tuple(compiled),
+        notes=tuple(dict.fromkeys(notes)),
+    )
+
+
+def _programs(blueprint: Blueprint, pages: tuple[int, ...]) -> tuple[Programs, Programs]:
+    """The programs with the platform's own kernels, and with whatever runs."""
+    strict = dataclasses.replace(blueprint, config=dataclasses.replace(blueprint.config, attention="pallas"))
+    return strict.programs(pages), blueprint.programs(pages)
+
+
+def _compile(name: str, programs: tuple[Programs, Programs], notes: list[str]) -> Program:
+    strict, lenient = programs
+    try:
+        return compile_program(name, *strict.build(name))
+    except UnsupportedError as error:
+        notes.append(str(error))
+        return compile_program(name, *lenient.build(name))
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise OutOfMemoryError(f"{name} does not fit the device: {str(error).splitlines()[0]}") from error
+
+
+def _weight_bytes(program: Program, blueprint: Blueprint) -> int:
+    """Bytes a device that the compiler gives the parameters of a step, padding of their layouts included."""
+    arguments = program.run.memory_analysis().argument_size_in_bytes  # pyright: ignore
+    state = blueprint.state_shape(tuple(1 for _ in blueprint.layouts)).abstract(blueprint.mesh)
+    return max(arguments - _local_bytes((state.pools, state.tables)), blueprint.weight_bytes_per_device())
+
+
+def _local_bytes(tree: Any) -> int:
+    return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+def _pages(blueprint: Blueprint, free: int, requests: int) -> tuple[int, ...]:
+    """Pages of each pool on a data shard that `free` bytes a device hold, at most those of `requests` full requests."""
+    groups = budget.divide(
+        blueprint.layouts,
+        blueprint.mesh,
+        free,
+        max_running=requests,
+        max_model_len=blueprint.max_model_len,
+        extend_len=blueprint.max_batch_tokens,
+    )
+    return tuple(group.num_pages for group in groups)
+
+
+def _tokens(blueprint: Blueprint, free: int) -> int:
+    """Positions of full requests that the devices hold. Pools that see a window or chunk are shared in proportion."""
+    pages = _pages(blueprint, free, 1 << 30)
+    whole = [n for n, lay in zip(pages, blueprint.layouts, strict=True) if not (lay.key.window or lay.key.chunk)]
+    return min(whole or pages) * blueprint.layouts[0].page_size * blueprint.data
+
+
+def _copies(blueprint: Blueprint) -> int:
+    """Devices whose pools differ: the mesh, less those that hold the same pages and heads."""
+    return min(_distinct(layout, blueprint) for layout in blueprint.layouts)
+
+
+def _distinct(layout: PoolLayout, blueprint: Blueprint) -> int:
+    leaf = layout.abstract(blueprint.data, blueprint.mesh)
+    shards = math.prod(leaf.shape) // math.prod(leaf.sharding.shard_shape(leaf.shape))
+    mixers = (layer.mixer for layer in blueprint.family.config.layers)
+    mixer = next(mixer for mixer in mixers if cache_key(mixer) == layout.key)
+    if not isinstance(mixer, AttentionSpec):
+        return shards
+    return shards // HeadPlan(mixer.heads, mixer.kv_heads, blueprint.tensor).replicas
+
+
+def _check_fits(blueprint: Blueprint, kind: DeviceKind, family: Family) -> None:
+    room = kind.memory - budget.RESERVE[kind.platform]
+    weights = blueprint.weight_bytes_per_device()
+    if weights < room:
+        return
+    total = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(blueprint.abstract_params()))
+    needed = ", ".join(
+        f"{total // (other.memory - budget.RESERVE[other.platform]) + 1} {name}" for name, other in KINDS.items()
+    )
+    raise OutOfMemoryError(
+        f"the weights of {family.config.family} are {weights / GIB:.2f} GiB on each device of this mesh; a {kind.name} "
+        f"has {room / GIB:.2f} GiB for them. Split over every axis the {total / GIB:.1f} GiB need at least {needed} "
+        "devices, before any KV. Use more devices, a mesh that splits more, or a quantised checkpoint."
+    )
+
+
+def _gib(size: float) -> float:
+    return round(size / GIB, 3)
