@@ -49,6 +49,7 @@ class FakeWorker:
             routes=[
                 Route("/health", self.health),
                 Route("/v1/models", self.models),
+                Route("/abort", self.abort, methods=["POST"]),
                 Route("/v1/completions", self.complete, methods=["POST"]),
                 Route("/v1/chat/completions", self.complete, methods=["POST"]),
             ]
@@ -59,6 +60,10 @@ class FakeWorker:
 
     async def models(self, _: Request) -> Response:
         return JSONResponse({"object": "list", "data": [{"id": self.name}]})
+
+    async def abort(self, request: Request) -> Response:
+        name = (await request.json())["request_id"]
+        return JSONResponse({"request_id": name, "aborted": name == self.name})
 
     async def complete(self, request: Request) -> Response:
         body = await request.json()

@@ -231,6 +231,17 @@ def test_what_a_worker_refuses_reaches_the_client_and_is_not_retried(pool):
     assert sum(fake.requests for fake in fakes) == 1
 
 
+def test_an_abort_reaches_the_worker_that_has_the_request(pool):
+    fakes = [FakeWorker() for _ in range(WORKERS)]
+    client = pool(fakes)
+    for fake in fakes:
+        assert client.post("/abort", json={"request_id": fake.name}).json() == {
+            "request_id": fake.name,
+            "aborted": True,
+        }
+    assert client.post("/abort", json={"request_id": "x"}).json()["aborted"] is False
+
+
 def test_models_are_those_of_a_worker(pool):
     fake = FakeWorker()
     assert pool([fake]).get("/v1/models").json()["data"][0]["id"] == fake.name

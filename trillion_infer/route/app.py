@@ -40,6 +40,7 @@ def build_app(config: RouterConfig) -> Starlette:
         Route("/metrics", router.metrics_page),
         *(Route(path, router.generate, methods=["POST"]) for path in _GENERATING),
         *(Route(path, router.pass_through, methods=["POST"]) for path in ("/tokenize", "/detokenize")),
+        Route("/abort", router.abort, methods=["POST"]),
         Route("/v1/models", router.pass_through),
         Route("/v1/models/{model:path}", router.pass_through),
     ]
@@ -140,6 +141,17 @@ class Router:
         if isinstance(body, Response):
             return body
         return await self._route(request, body, RequestView(request.url.path, False, b"", None, 1, None))
+
+    async def abort(self, request: Request) -> Response:
+        """Asks every worker to end a request; the answer is of the one that had it, if one had."""
+        body = await self._body(request)
+        if isinstance(body, Response):
+            return body
+        headers = request.headers.items()
+        answers = await self._forwarder.ask_all(Outgoing("POST", "/abort", headers, body))
+        if not answers:
+            return self._refuse(503, "no worker can be reached; try later.", "server_error", {"retry-after": "2"})
+        return _whole(next((a for a in answers if b'"aborted":true' in a.body.replace(b" ", b"")), answers[0]), {})
 
     async def _route(self, request: Request, body: bytes, view: RequestView) -> Response:
         started = time.monotonic()

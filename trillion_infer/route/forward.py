@@ -66,6 +66,16 @@ class Forwarder:
         assert failure is not None
         raise failure
 
+    async def ask_all(self, outgoing: Outgoing) -> list[Answer]:
+        """The answers of all workers that are up and answer."""
+        urls = [worker.url for worker in self.policy.workers.values() if worker.up]
+        asked = (attempt(self.client, url, outgoing, "", self.config) for url in urls)
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, BaseException) and not isinstance(answer, WorkerFailedError):
+                raise answer
+        return [answer for answer in answers if isinstance(answer, Answer)]
+
     def failed(self, call: Call, choice: Choice, failure: WorkerFailedError) -> None:
         """Notes that a worker failed a call, which will not be sent to it again."""
         worker = choice.lease.worker

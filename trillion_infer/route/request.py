@@ -39,7 +39,7 @@ def view_request(path: str, body: dict[str, Any]) -> RequestView:
 
 def _prompt(body: dict[str, Any]) -> tuple[bytes, int | None]:
     prompt = body.get("prompt", body.get("input"))
-    head = _dump([body.get("model"), body.get("tools"), body.get("instructions")])
+    head = _dump([body.get("model"), body.get("cache_salt"), body.get("tools"), body.get("instructions")])
     if isinstance(body.get("messages"), list):
         return head + b"".join(_dump(message) for message in body["messages"]), None
     if isinstance(prompt, str):

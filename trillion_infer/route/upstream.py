@@ -104,7 +104,8 @@ async def attempt(
 
     Raises WorkerFailedError for a failed connection, a timeout, a broken answer, and statuses 429 and 500 to 504.
     """
-    headers = [*kept_headers(outgoing.headers), ("accept-encoding", "identity"), ("x-request-id", request_id)]
+    headers = [*kept_headers(outgoing.headers), ("accept-encoding", "identity")]
+    headers += [("x-request-id", request_id)] if request_id else []
     timeout = httpx.Timeout(None, connect=config.connect_timeout_s)
     request = client.build_request(
         outgoing.method, url + outgoing.target, headers=headers, content=outgoing.body, timeout=timeout
