@@ -49,6 +49,8 @@ class LLM:
       page_size: tokens a KV page. kv_memory: bytes, or a fraction of what is free; None: all that the compiled
         programs leave (on CPU at most 512 MiB).
       kv_dtype: float32 | bfloat16; None: as dtype.
+      host_kv: bytes of host memory, disk_kv: "FOLDER:BYTES", for KV that the device gives up. What disk_kv holds is
+        found again by the next LLM of the same model and dtype; `close` stores what is still on the device.
       speculate: drafters of speculative decoding, joined by commas: ngram | suffix | grammar.
       seed: of requests that name none.
       attention: backend of the attention ops: auto | reference | pallas | tpu | gpu | cpu.
@@ -289,9 +291,8 @@ def _with_deployment(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _refuse_unavailable(options: Mapping[str, Any]) -> None:
-    for name in ("host_kv", "disk_kv", "store"):
-        if options[name]:
-            raise ConfigError(f"{name}={options[name]!r} is not available in this version; leave it out.")
+    if options["store"]:
+        raise ConfigError(f"store={options['store']!r} is not available in this version; leave it out.")
 
 
 def _as_batch(prompts: Any) -> list[Any]:

@@ -17,6 +17,7 @@ from sharding.rules import SERVE_RULES, named_sharding
 from trillion_infer.cache.kv_cache import KVCache
 from trillion_infer.cache.layout import PoolLayout, pool_layouts
 from trillion_infer.cache.naming import BlockNamer
+from trillion_infer.cache.tiers.stack import TierStack
 from trillion_infer.config.cache import CacheGroup
 from trillion_infer.config.engine import EngineConfig
 from trillion_infer.config.model import AttentionSpec, ModelConfig, MoESpec, cache_key
@@ -30,6 +31,7 @@ from trillion_infer.engine.ops import choose_ops, default_page_size, platform_of
 from trillion_infer.engine.programs import Programs, compile_program
 from trillion_infer.engine.speculation import MAX_DRAFTS, Speculation, check_speculate
 from trillion_infer.engine.state import StateShape
+from trillion_infer.engine.tiering import KVTiering, PageCopier
 from trillion_infer.layers.decoder import Decoder
 from trillion_infer.layers.embedding import padded_vocab
 from trillion_infer.layers.parameters import param_specs
@@ -184,10 +186,13 @@ def build_engine(
 
     progress(phase, done, total) is called for "load" (bytes) and "compile" (programs), possibly from two threads.
     Raises OutOfMemoryError when not one page fits, ModelLoadError when the checkpoint does not fit the model.
+    ConfigError when a tier beyond device memory cannot be had, before anything is loaded.
     """
     tell = progress or (lambda phase, done, total: None)
     report = BuildReport()
     config = blueprint.config
+    copier = PageCopier(*_side(blueprint))
+    tiers = copier.open_tiers(config, fingerprint + blueprint.dtype.encode())
     with ThreadPoolExecutor(1) as pool:
         loading = pool.submit(_timed, report, "load", lambda: load(*_load_arguments(blueprint)))
         temp_bytes = 0 if platform_of(blueprint.mesh) == "cpu" else _hungriest_temp(blueprint)
@@ -202,7 +207,11 @@ def build_engine(
     report.temp_bytes = max((program.temp_bytes for program in programs.all), default=0)
     schedulers = [_scheduler(blueprint, groups, fingerprint) for _ in range(blueprint.data)]
     speculation = Speculation(config.speculate, programs.buckets, blueprint.data) if config.speculate else None
-    return engine_type(programs, state, params, schedulers, config.run_ahead, speculation), report
+    engine = engine_type(programs, state, params, schedulers, config.run_ahead, speculation)
+    if tiers:
+        engine.replace_pools(copier.warm_up(engine.pools))
+        engine.tiering = KVTiering(TierStack(tiers), schedulers, copier)
+    return engine, report
 
 
 def build_disaggregated(
@@ -218,6 +227,8 @@ def build_disaggregated(
 
     Raises ConfigError before anything is loaded.
     """
+    if config.host_kv or config.disk_kv:
+        raise ConfigError("host_kv and disk_kv do not work with disaggregate yet; leave one of them out.")
     if config.speculate:
         raise ConfigError(
             f"speculate={config.speculate!r} and disaggregate are both given, which is not available yet; give one."

@@ -1,0 +1,236 @@
+"""KV beyond device memory: the same tokens from wherever a prefix comes back, or it is computed again."""
+
+import random
+import shutil
+
+import pytest
+
+from tests.engine.helpers import check_idle, greedy, tokens_of
+from tests.engine.test_equalities import SMALL, prompts_of, tight_memory
+from trillion_infer import LLM, ConfigError
+
+MODELS = ["smollm2", "gemma3_text", "deepseek_v3"]
+SESSIONS, LENGTH, LONGEST = 20, 40, 96
+
+
+class Conversations:
+    """Sessions that grow from turn to turn, each answered as a model without any cache answers."""
+
+    def __init__(self, make_llm, name: str):
+        self.name, self._make = name, make_llm
+        self._cold = make_llm(name, **SMALL, prefix_caching=False)
+        self._whole = prompts_of(11, [LONGEST] * SESSIONS)
+        self._answers: dict[tuple[int, int], list[int]] = {}
+
+    def llm(self, **options) -> LLM:
+        """A device pool that holds three sessions; the test's own."""
+        layouts = self._cold.blueprint.layouts
+        memory = tight_memory(self._cold, pages=3 * LONGEST // 8 // len(layouts))
+        return self._make.__wrapped__(self.name, **{**SMALL, "max_model_len": 112, "kv_memory": memory, **options})
+
+    def prompt(self, session: int, turn: int = 0) -> list[int]:
+        return self._whole[session][: min(LENGTH + session + 5 * turn, LONGEST)]
+
+    def check(self, llm: LLM, turns: list[tuple[int, int]]) -> int:
+        """Runs (session, turn) pairs together; tokens that were found, wherever."""
+        prompts = [self.prompt(*turn) for turn in turns]
+        outputs = llm.generate(prompts, greedy(6))
+        assert tokens_of(outputs) == [self._answer(*turn) for turn in turns]
+        found = [output.num_cached_tokens for output in outputs]
+        assert all(hit < len(prompt) for hit, prompt in zip(found, prompts, strict=True))
+        return sum(found)
+
+    def _answer(self, session: int, turn: int) -> list[int]:
+        if (session, turn) not in self._answers:
+            outputs = self._cold.generate([self.prompt(each, turn) for each in range(SESSIONS)], greedy(6))
+            self._answers.update(((each, turn), answer) for each, answer in enumerate(tokens_of(outputs)))
+        return self._answers[session, turn]
+
+    def check_each(self, llm: LLM, turn: int = 0) -> int:
+        """Every session, one after the other."""
+        return sum(self.check(llm, [(session, turn)]) for session in range(SESSIONS))
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def talk(request, make_llm):
+    return Conversations(make_llm, request.param)
+
+
+@pytest.fixture(scope="module")
+def dense(make_llm):
+    return Conversations(make_llm, "smollm2")
+
+
+def prefix_tokens(talk: Conversations) -> int:
+    """What all sessions together can have cached: whole blocks before the last token."""
+    return sum((len(talk.prompt(session)) - 1) // 8 * 8 for session in range(SESSIONS))
+
+
+def test_device_and_host_hits_equal_cold(talk):
+    llm = talk.llm(host_kv=1e9)
+    assert talk.check_each(llm) == 0
+    assert talk.check(llm, [(19, 0)]) > 0
+    assert llm.stats()["kv_host.hit_tokens"] == 0, "the last session is still on the device"
+    assert talk.check_each(llm) == prefix_tokens(talk)
+    stats = llm.stats()
+    assert stats["kv_host.hit_tokens"] > prefix_tokens(talk) // 2
+    assert stats["kv_promoted_bytes"] > 0
+    assert stats["kv_host.digest_failures"] == 0
+    check_idle(llm)
+    llm.close()
+
+
+def test_disk_hits_equal_cold_and_outlive_the_llm_k02_k05(talk, tmp_path):
+    options = {"disk_kv": f"{tmp_path}:1e9"}
+    llm = talk.llm(**options)
+    assert talk.check_each(llm) == 0
+    assert talk.check_each(llm) == prefix_tokens(talk)
+    assert llm.stats()["kv_disk.hit_tokens"] > prefix_tokens(talk) // 2
+    check_idle(llm)
+    llm.close()
+    again = talk.llm(**options)
+    whole_blocks = sum(len(talk.prompt(session)) // 8 * 8 for session in range(SESSIONS))
+    assert talk.check_each(again, turn=1) == again.stats()["kv_disk.hit_tokens"] == whole_blocks
+    check_idle(again)
+    again.close()
+
+
+@pytest.mark.parametrize("mesh", ["tensor=2", "data=2,tensor=2"])
+def test_another_mesh_finds_what_one_device_stored(talk, tmp_path, mesh):
+    llm = talk.llm(disk_kv=f"{tmp_path}:1e9")
+    talk.check_each(llm)
+    llm.close()
+    many = talk.llm(disk_kv=f"{tmp_path}:1e9", mesh=mesh, kv_memory=2**22)
+    assert talk.check_each(many) == prefix_tokens(talk)
+    check_idle(many)
+    many.close()
+
+
+def test_random_turns_past_full_tiers_k10(talk, tmp_path):
+    """Host and disk hold a few sessions each, so that every tier gives up blocks all the time."""
+    session = -(-LONGEST // 8) * sum(layout.page_bytes for layout in talk._cold.blueprint.layouts)
+    llm = talk.llm(host_kv=3 * session, disk_kv=f"{tmp_path}:{6 * session}")
+    rng = random.Random(5)
+    turns = [0] * SESSIONS
+    for _ in range(60):
+        chosen = rng.sample(range(SESSIONS), rng.choice([1, 1, 2, 8]))
+        talk.check(llm, [(each, turns[each]) for each in chosen])
+        for each in chosen:
+            turns[each] = (turns[each] + 1) % 8
+        check_idle(llm)
+    stats = llm.stats()
+    assert stats["kv_host.bytes"] <= 3 * session
+    assert stats["kv_disk.bytes"] <= 6 * session
+    for name in ("kv_host.evictions", "kv_disk.evictions", "kv_host.hit_tokens", "kv_disk.hit_tokens"):
+        assert stats[name] > 0, (name, stats)
+    for name in ("digest_failures", "misses", "refused"):
+        assert stats[f"kv_host.{name}"] == stats[f"kv_disk.{name}"] == 0
+    llm.close()
+    assert sum(path.stat().st_size for path in tmp_path.rglob("*.kv")) <= 6 * session
+
+
+def _flip(path):
+    data = bytearray(path.read_bytes())
+    data[-5] ^= 16
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        _flip,
+        lambda path: path.write_bytes(path.read_bytes()[:-9]),
+        lambda path: path.unlink(),
+        lambda path: path.write_bytes(next(p for p in path.parent.glob("*.kv") if p != path).read_bytes()),
+    ],
+    ids=["flipped", "truncated", "missing", "another"],
+)
+@pytest.mark.parametrize("restart", [False, True])
+def test_damaged_files_are_computed_again_k03_k04(dense, tmp_path, damage, restart):
+    llm = dense.llm(disk_kv=f"{tmp_path}:1e9")
+    dense.check_each(llm)
+    if restart:
+        llm.close()
+    else:
+        llm.engine.tiering.stack.flush()
+    for path in sorted(tmp_path.rglob("*.kv"))[::2]:
+        damage(path)
+    if restart:
+        llm = dense.llm(disk_kv=f"{tmp_path}:1e9")
+    found = dense.check_each(llm)
+    assert found <= prefix_tokens(dense)
+    check_idle(llm)
+    llm.close()
+
+
+def test_a_host_block_that_changed_is_computed_again(dense):
+    llm = dense.llm(host_kv=1e9)
+    dense.check_each(llm)
+    tiering = llm.engine.tiering
+    tiering.stack.flush()
+    blocks = tiering.stack.tiers[0]._blocks
+    for key, block in list(blocks.items())[::2]:
+        object.__setattr__(block, "data", bytes([block.data[0] ^ 1]) + block.data[1:])
+        assert blocks[key] is block
+    assert dense.check_each(llm) < prefix_tokens(dense)
+    assert llm.stats()["kv_host.digest_failures"] > 0
+    check_idle(llm)
+    llm.close()
+
+
+def test_a_folder_that_is_gone_costs_only_the_cache(dense, tmp_path):
+    llm = dense.llm(disk_kv=f"{tmp_path / 'kv'}:1e9")
+    dense.check_each(llm)
+    llm.engine.tiering.stack.flush()
+    shutil.rmtree(tmp_path / "kv")
+    (tmp_path / "kv").write_text("in the way")
+    dense.check_each(llm)
+    assert llm.stats()["kv_disk.refused"] > 0
+    check_idle(llm)
+    llm.close()
+
+
+def test_two_llms_on_one_folder_find_each_others_blocks(dense, tmp_path):
+    one, two = (dense.llm(disk_kv=f"{tmp_path}:1e9") for _ in range(2))
+    dense.check_each(one)
+    one.engine.tiering.save_cached(one.engine.pools)
+    two.engine.tiering.stack.tiers[0]._refresh_seconds = 0
+    assert dense.check_each(two) == prefix_tokens(dense)
+    for llm in (one, two):
+        check_idle(llm)
+        llm.close()
+
+
+def test_another_model_and_another_dtype_find_nothing(make_llm, tmp_path):
+    for name, options in (("smollm2", {}), ("qwen3", {}), ("smollm2", {"dtype": "bfloat16"})):
+        llm = make_llm.__wrapped__(name, **SMALL, **options, disk_kv=f"{tmp_path}:1e9")
+        (output,) = llm.generate([prompts_of(3, [60])[0]], greedy(4))
+        assert output.num_cached_tokens == 0
+        llm.close()
+
+
+def test_a_prefix_that_cannot_be_reused_is_computed_k11(make_llm, tmp_path):
+    """Rotary frequencies that depend on the sequence's length: nothing is kept, in any tier."""
+    llm = make_llm.__wrapped__("llama_dynamic", **SMALL, host_kv=1e9, disk_kv=f"{tmp_path}:1e9")
+    for _ in range(2):
+        (output,) = llm.generate([prompts_of(3, [60])[0]], greedy(4))
+        assert output.num_cached_tokens == 0
+    llm.close()
+    assert not list(tmp_path.rglob("*.kv"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"host_kv": 10}, "host_kv is 10 bytes and one block of this model takes"),
+        ({"host_kv": -1}, "host_kv is -1; it must be a number of bytes"),
+        ({"disk_kv": "/tmp/kv"}, "disk_kv is '/tmp/kv'; it must be FOLDER:BYTES"),
+        ({"disk_kv": "/dev/null/kv:1e9"}, "cannot be written"),
+        ({"host_kv": 1e9, "prefix_caching": False}, "prefix_caching is False"),
+        ({"host_kv": 1e9, "disaggregate": "prefill=1,decode=1"}, "do not work with disaggregate"),
+        ({"store": "mooncake://localhost:1"}, "store='mooncake://localhost:1' is not available"),
+    ],
+)
+def test_bad_tiers_are_refused_at_the_start(make_llm, options, message):
+    with pytest.raises(ConfigError, match=message):
+        make_llm.__wrapped__("smollm2", **options)
