@@ -10,6 +10,7 @@ import asyncio
 import dataclasses
 import hashlib
 import json
+import random
 import socket
 from collections import OrderedDict
 
@@ -34,6 +35,7 @@ class FakeWorker:
     break_after: int | None = None
     stall_after: int | None = None
     error_event_after: int | None = None
+    break_share: float = 0.0
     salt: str = ""
     requests: int = 0
     running: int = 0
@@ -42,6 +44,7 @@ class FakeWorker:
     aborted: int = 0
     bodies: list = dataclasses.field(default_factory=list)
     headers: list = dataclasses.field(default_factory=list)
+    rng: random.Random = dataclasses.field(default_factory=lambda: random.Random(0))
     cache: OrderedDict = dataclasses.field(default_factory=OrderedDict)
 
     def app(self) -> Starlette:
@@ -112,7 +115,7 @@ class FakeWorker:
             if chat:
                 yield event(head | {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
             for i, word in enumerate(words):
-                if i == self.break_after:
+                if i == self.break_after or self.rng.random() < self.break_share:
                     raise RuntimeError("told to break")
                 if i == self.stall_after:
                     await asyncio.sleep(3600)

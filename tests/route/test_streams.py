@@ -1,5 +1,8 @@
 """Streams through the router."""
 
+import random
+from concurrent.futures import ThreadPoolExecutor
+
 import httpx
 import pytest
 
@@ -57,6 +60,25 @@ def test_a_replay_that_differs_ends_with_an_error_and_without_doubled_text(pool)
     sent = text_of(events)
     assert sent in {"".join(answer_words("p" + salt, 8)[:n]) for salt, n in (("a", 4), ("b", 5))}
     assert "differs" in events[-1]["error"]["message"]
+
+
+def test_every_stream_over_breaking_workers_is_right_or_ends_with_an_error(pool):
+    fakes = [FakeWorker(break_share=0.03, token_s=0.001, rng=random.Random(i)) for i in range(3)]
+    client = pool(fakes, on_worker_failure="replay", breaker_cooldown_s=0.02)
+    fields = {"max_tokens": 30, "temperature": 0}
+    with ThreadPoolExecutor(8) as threads:
+        streams = list(threads.map(lambda i: stream_events(client, prompt=f"p{i}", **fields), range(120)))
+    whole = 0
+    for i, events in enumerate(streams):
+        words = "".join(answer_words(f"p{i}", 30))
+        whole += events[-1] == "[DONE]"
+        if events[-1] == "[DONE]":
+            assert text_of(events) == words
+        else:
+            assert words.startswith(text_of(events) if "choices" in events[0] else "")
+            assert events[-1]["error"]["message"]
+    assert sum(fake.aborted for fake in fakes) >= 60
+    assert whole >= 40
 
 
 def test_a_stalled_stream_is_replayed_after_the_idle_timeout(pool):

@@ -29,6 +29,7 @@ from trillion_infer.route.request import RequestView, view_request
 from trillion_infer.route.upstream import Answer, Outgoing, WorkerFailedError
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+_KEEPALIVE_S = 2.0  # shorter than servers keep idle connections, so that none is used while it is being closed
 _GENERATING = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
 
 
@@ -60,7 +61,9 @@ class Router:
         self._config = config
         self._policy = Policy(config, time.monotonic)
         self._metrics = Metrics()
-        self._client = httpx.AsyncClient(limits=httpx.Limits(max_connections=None), trust_env=False)
+        self._client = httpx.AsyncClient(
+            limits=httpx.Limits(max_connections=None, keepalive_expiry=_KEEPALIVE_S), trust_env=False
+        )
         self._forwarder = Forwarder(self._policy, self._client, self._metrics)
         self._log = logging.getLogger(__name__)
         self._mean_s = 1.0
