@@ -7,8 +7,8 @@ import pytest
 
 from tests.serve.serving import EOS, MODEL, TEMPLATE, THINKING, letters, serving, user
 from trillion_infer import SamplingParams
-from trillion_infer.text import Tokenizer
 from trillion_infer.testing.byte_tokenizer import byte_tokenizer
+from trillion_infer.text import Tokenizer
 from trillion_infer.text.chat import render_chat
 
 
@@ -132,5 +132,6 @@ def test_reasoning_is_told_from_content():
 def test_the_templates_own_refusal_is_a_400():
     refusing = TEMPLATE + "{{ raise_exception('roles must alternate') }}"
     with serving("x", byte_tokenizer(chat_template=refusing)) as served:
-        with pytest.raises(openai.BadRequestError, match="roles must alternate"):
-            chat(served.openai())
+        answer = served.post("/v1/chat/completions", {"model": MODEL, "messages": user("hi")})
+    assert answer.status_code == 400
+    assert "roles must alternate" in answer.json()["error"]["message"]

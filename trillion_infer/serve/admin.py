@@ -1,5 +1,6 @@
 """Endpoints around the model: health, figures, models, tokens, abort."""
 
+from importlib.resources import files
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
@@ -27,6 +28,13 @@ async def metrics(http: HttpRequest) -> Response:
     return Response(server.metrics.text(await server.stats()), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
+async def page(http: HttpRequest) -> Response:
+    """The status page, which needs nothing from elsewhere."""
+    html = files("trillion_infer.serve").joinpath("status.html").read_bytes()
+    headers = {"Content-Security-Policy": "default-src 'self' 'unsafe-inline'", "X-Frame-Options": "DENY"}
+    return Response(html, headers=headers, media_type="text/html; charset=utf-8")
+
+
 async def status(http: HttpRequest) -> Response:
     """The figures of the status page, as JSON."""
     server: Server = http.app.state.server
@@ -37,6 +45,7 @@ async def status(http: HttpRequest) -> Response:
             "max_model_len": server.reader.max_model_len,
             "trouble": server.health(),
             "requests": len(server.jobs),
+            "generated_tokens": server.generated_tokens,
             "kv_in_use": pages_in_use(stats),
             "engine": stats,
         }

@@ -19,12 +19,14 @@ from trillion_infer.serve.errors import ApiError, as_api_error
 from trillion_infer.serve.gate import Gate
 from trillion_infer.serve.options import ServerOptions
 from trillion_infer.serve.replies import error_reply
+from trillion_infer.serve.responses import responses
 from trillion_infer.serve.server import Server
 from trillion_infer.serve.sse import ClientGone
 
 _ROUTES = [
     Route("/v1/completions", completions, methods=["POST"]),
     Route("/v1/chat/completions", chat_completions, methods=["POST"]),
+    Route("/v1/responses", responses, methods=["POST"]),
     Route("/v1/models", admin.models),
     Route("/v1/models/{name:path}", admin.model),
     Route("/tokenize", admin.tokenize, methods=["POST"]),
@@ -33,6 +35,7 @@ _ROUTES = [
     Route("/health", admin.health),
     Route("/metrics", admin.metrics),
     Route("/status", admin.status),
+    Route("/", admin.page),
 ]
 
 

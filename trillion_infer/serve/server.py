@@ -38,6 +38,7 @@ class Server:
         self.reader = generator.reader
         self.metrics = Metrics(options.model_name)
         self.draining = False
+        self.generated_tokens = 0
         self.jobs: dict[str, Job] = {}
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="prompts")
         self._template: ChatTemplate | None = None
@@ -144,6 +145,7 @@ class Server:
         job.abort()
         if self.jobs.pop(job.id, None) is not None:
             self.metrics.observe(job)
+            self.generated_tokens += sum(len(each.token_ids) for o in job.outputs.values() for each in o.outputs)
 
     def abort(self, job_id: str, tenant: str) -> bool:
         """Ends a tenant's job; False for an id that is not live or somebody else's."""
