@@ -1,0 +1,99 @@
+"""Deployments are checked without a compiler; compiles for devices that are not here say what memory holds."""
+
+import dataclasses
+
+import pytest
+
+from trillion_infer.config.deployment import Deployment, deployment_names, find_deployment
+from trillion_infer.core.errors import ConfigError, OutOfMemoryError
+from trillion_infer.models import read_family
+from trillion_infer.plan.compile_report import CompileReport, compile_deployment, described_packing, plan_deployment
+
+NAMES = [name for name in deployment_names() if find_deployment(name).hf_config is not None]
+FIELDS = {
+    "config",
+    "topology",
+    "device_kind",
+    "devices",
+    "weights_gib_per_device",
+    "temp_gib_per_device",
+    "reserved_gib_per_device",
+    "kv_gib_total",
+    "kv_tokens",
+    "programs",
+}
+TINY = Deployment(
+    name="tiny",
+    options={"mesh": "tensor=2", "max_running": 2, "prefill_chunk": 16, "max_model_len": 256, "penalties": False},
+    topology="v5e:2x2",
+    hf_config={
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 256,
+        "head_dim": 128,
+        "intermediate_size": 256,
+        "max_position_embeddings": 256,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 2,
+        "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-5,
+        "torch_dtype": "bfloat16",
+        "vocab_size": 256,
+    },
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_deployment_states_a_model_this_library_reads(name):
+    deployment = find_deployment(name)
+    assert deployment.hf_config is not None
+    assert deployment.topology
+    assert read_family(deployment.hf_config).config.layers
+    quantised = "quantization_config" in str(deployment.hf_config)
+    assert (described_packing(deployment.hf_config) is not None) == quantised
+
+
+def test_a_config_without_a_model_is_refused():
+    with pytest.raises(ConfigError, match="has no hf_config"):
+        plan_deployment(find_deployment("smollm2_cpu"), "v5e:2x2")
+
+
+def test_a_config_without_a_topology_is_refused():
+    with pytest.raises(ConfigError, match="give one, for example v5e:2x4"):
+        plan_deployment(dataclasses.replace(TINY, topology=""))
+
+
+@pytest.mark.aot
+def test_a_mesh_that_cannot_hold_the_model_names_the_devices_that_would():
+    with pytest.raises(OutOfMemoryError, match=r"need at least \d+ v5e, \d+ v5p, \d+ v6e, \d+ tpu7x, \d+ h100"):
+        plan_deployment(find_deployment("kimi_k2_5_v5p_8"), "v5e:2x4")
+
+
+@pytest.mark.aot
+def test_a_mesh_larger_than_the_topology_is_refused():
+    with pytest.raises(ConfigError, match="needs 8 devices; there are 4"):
+        plan_deployment(find_deployment("llama3_70b_v6e_8"), "v6e:2x2")
+
+
+@pytest.mark.aot
+@pytest.mark.slow
+def test_memory_adds_up_and_the_json_has_its_fields():
+    """Weights, temporaries, reserve and KV of two devices are what two devices have."""
+    report = compile_deployment(TINY)
+    row = report.as_json()
+    assert set(row) == FIELDS
+    assert {set(program) == {"name", "compile_s", "temp_gib", "flops", "bytes"} for program in row["programs"]} == {
+        True
+    }
+    held = row["weights_gib_per_device"] + row["temp_gib_per_device"] + row["reserved_gib_per_device"]
+    assert row["kv_gib_total"] == pytest.approx(2 * (15.75 - held), abs=0.01)
+    per_token = 2 * 2 * 2 * 128 * 2  # layers, k and v, heads, width, bytes
+    assert row["kv_tokens"] == pytest.approx(report.kv_bytes / per_token, rel=0.01)
+    assert not report.notes
+
+
+@pytest.mark.aot
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_deployments_compile_and_leave_room(name):
+    report: CompileReport = compile_deployment(find_deployment(name))
+    assert report.kv_tokens > 0
