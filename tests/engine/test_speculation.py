@@ -35,7 +35,8 @@ class Ascii:
 SMALL = {"page_size": 8, "prefill_chunk": 32}
 MODELS = ["smollm2", "deepseek_v3"]
 EACH = [(name, drafters, None) for name in MODELS for drafters in ("ngram", "suffix")]
-MESHES = [(name, "ngram,suffix", "tensor=2") for name in MODELS]
+EACH.append(("gemma3_text", "ngram", None))  # layers that keep a window only: rejected drafts move it back
+MESHES = [*((name, "ngram,suffix", "tensor=2") for name in MODELS), ("smollm2", "suffix", "data=2")]
 
 
 @pytest.fixture(scope="module")

@@ -65,7 +65,8 @@ def make_buckets(max_running: int, max_batch_tokens: int, max_drafts: int = 0) -
     """Decode at 1, 8, 64, … rows: reading weights dominates there, so padding is nearly free. Prefill at a small and
     the full number of tokens, for few and for all sequences. Few distinct row counts: each has its own sampler.
 
-    With `max_drafts` a sequence, steps that verify come at two or as many tokens a row as it has drafts and one more.
+    With `max_drafts` a sequence, steps that verify come at that many tokens a row and one more, and at fewer: half of
+    that for one row, two a row for many.
     """
     rows = _ladder(1, max_running, 8)
     few = min(8, max_running)
@@ -78,7 +79,7 @@ def make_buckets(max_running: int, max_batch_tokens: int, max_drafts: int = 0) -
 
 
 def _verify_buckets(rows: list[int], largest: Bucket, width: int) -> tuple[Bucket, ...]:
-    shapes = {(n * each, n) for n in rows for each in {2 if n > 1 else width, width}}
+    shapes = {(n * each, n) for n in rows for each in {2 if n > 1 else width // 2, width}}
     shapes = {(t, s) for t, s in shapes if t < largest.tokens}
     return tuple(Bucket(t, s, width) for t, s in sorted({*shapes, (largest.tokens, largest.sequences)}))
 

@@ -15,6 +15,10 @@ MAX_DRAFTS = 7
 """Drafts of one request in one step: with the token before them, the positions of a verification row."""
 
 _FORGET_AFTER = 512
+"""Steps after which a verifying bucket that none of them used is tried again."""
+
+_MOST = 4.0
+"""A step counts as at most so many times the mean: the caller may have paused."""
 
 
 def check_speculate(text: str | None) -> None:
@@ -51,7 +55,7 @@ class BucketCost(StepCost):
         self._steps += 1
         if bucket in self._last_run:
             known = self._by_bucket.get(bucket, seconds)
-            self._by_bucket[bucket] = known + self._weight * (seconds - known)
+            self._by_bucket[bucket] = known + self._weight * (min(seconds, _MOST * known) - known)
         self._last_run[bucket] = self._steps
 
     def estimate(self, tokens: int) -> float | None:
