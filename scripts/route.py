@@ -14,7 +14,7 @@ from absl import flags
 
 from trillion_infer.cli.flags import run
 from trillion_infer.core.errors import ConfigError
-from trillion_infer.route.config import FAILURE_POLICIES, RouterConfig, check_pools
+from trillion_infer.route.config import FAILURE_POLICIES, RouterConfig, check_pools, option_help
 
 WORKERS = flags.DEFINE_list("workers", [], "Base URLs of servers, http://HOST:PORT, comma separated.")
 PREFILL = flags.DEFINE_list("prefill", [], "Refused: pools of separate processes need a hand-off servers do not have.")
@@ -23,8 +23,9 @@ HOST = flags.DEFINE_string("host", "127.0.0.1", "Address to listen on.")
 PORT = flags.DEFINE_integer("port", 8080, "Port to listen on; 0 takes a free one.", lower_bound=0, upper_bound=65535)
 DRAIN_S = flags.DEFINE_integer("drain_s", 300, "Seconds SIGTERM gives to requests in flight.", lower_bound=0)
 _OPTIONS = [field for field in dataclasses.fields(RouterConfig) if field.name != "workers"]
+_HELP = option_help()
 for _field in _OPTIONS:
-    _text = f"RouterConfig.{_field.name}; see docs/routing.md."
+    _text = _HELP[_field.name]
     if _field.name == "on_worker_failure":
         flags.DEFINE_enum(_field.name, _field.default, FAILURE_POLICIES, _text)
     elif isinstance(_field.default, int):

@@ -1,5 +1,6 @@
 """The pieces that decide, without HTTP."""
 
+import dataclasses
 import itertools
 
 import pytest
@@ -9,11 +10,12 @@ from hypothesis import strategies as st
 from trillion_infer.core.errors import ConfigError, QueueFullError
 from trillion_infer.route.affinity import SessionHomes, preference, session_cap
 from trillion_infer.route.breaker import Breaker
-from trillion_infer.route.config import RouterConfig, check_pools
+from trillion_infer.route.config import RouterConfig, check_pools, option_help
 from trillion_infer.route.policy import NoWorkerError, Policy
 from trillion_infer.route.prefix import BLOCK_BYTES, PrefixIndex, prefix_hashes
 from trillion_infer.route.request import view_request
 
+pytestmark = pytest.mark.smoke
 WORKERS = [f"http://w{i}" for i in range(3)]
 
 
@@ -225,6 +227,10 @@ def test_any_json_body_can_be_placed(body):
 def test_bad_options_are_refused_in_one_sentence(options, says):
     with pytest.raises(ConfigError, match=says):
         RouterConfig(**{"workers": ("http://a:1",), **options})
+
+
+def test_every_option_has_help():
+    assert list(option_help()) == [field.name for field in dataclasses.fields(RouterConfig)]
 
 
 @pytest.mark.parametrize(("prefill", "decode"), list(itertools.product([[], ["http://p"]], [[], ["http://d"]])))

@@ -224,6 +224,13 @@ def test_bad_bodies_are_refused_in_openai_s_shape(pool, body, status):
     assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
 
 
+@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/v1/nothing", 404), ("GET", "/v1/completions", 405)])
+def test_unknown_paths_and_methods_are_refused_in_openai_s_shape(pool, method, path, status):
+    answer = pool([FakeWorker()]).request(method, path)
+    assert answer.status_code == status
+    assert path in answer.json()["error"]["message"]
+
+
 def test_what_a_worker_refuses_reaches_the_client_and_is_not_retried(pool):
     fakes = [FakeWorker(status=400), FakeWorker(status=400)]
     client = pool(fakes)

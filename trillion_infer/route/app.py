@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator
 
 import httpx
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -51,7 +52,7 @@ def build_app(config: RouterConfig) -> Starlette:
             Route("/admin/drain", router.drain, methods=["POST"]),
             Route("/admin/resume", router.drain, methods=["POST"]),
         ]
-    return Starlette(routes=routes, lifespan=router.lifespan)
+    return Starlette(routes=routes, lifespan=router.lifespan, exception_handlers={HTTPException: _http_error})
 
 
 class Router:
@@ -265,6 +266,13 @@ def _whole(answer: Answer, headers: dict[str, str]) -> Response:
 def _error(status: int, message: str, kind: str, headers: dict[str, str] | None = None) -> Response:
     error = {"message": message, "type": kind, "param": None, "code": status}
     return JSONResponse({"error": error}, status, headers)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """A path or a method that is not there."""
+    assert isinstance(error, HTTPException)
+    message = f"{request.method} {request.url.path}: {error.detail}."
+    return _error(error.status_code, message, "invalid_request_error", dict(error.headers or {}))
 
 
 async def _unless_gone(request: Request, work):

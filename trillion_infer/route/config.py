@@ -1,6 +1,7 @@
 """Options of the router, checked where they are made."""
 
 import dataclasses
+import re
 from urllib.parse import urlsplit
 
 from trillion_infer.core.errors import ConfigError
@@ -77,6 +78,13 @@ class RouterConfig:
                 raise ConfigError(f"--{field.name}={value} must be at least {least}.")
             if isinstance(value, float) and not 0 < value < float("inf"):
                 raise ConfigError(f"--{field.name}={value} must be a positive number.")
+
+
+def option_help() -> dict[str, str]:
+    """What each option means, from the docstring of RouterConfig."""
+    lines = re.sub(r"\n {12}", " ", (RouterConfig.__doc__ or "").partition("Args:")[2]).splitlines()
+    found = dict(line.strip().split(": ", 1) for line in lines if ": " in line)
+    return {name: text[0].upper() + text[1:] for name, text in found.items()}
 
 
 def check_pools(workers: list[str], prefill: list[str], decode: list[str]) -> None:
