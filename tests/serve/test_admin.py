@@ -36,6 +36,7 @@ def test_metrics_count_requests_and_tokens_by_vllms_names():
     assert f"vllm:generation_tokens_total{label} 15.0" in text
     assert f'vllm:request_success_total{{finished_reason="stop",model_name="{MODEL}"}} 3.0' in text
     assert f"vllm:num_requests_running{label} 0.0" in text
+    assert f"vllm:prefix_cache_queries_total{label} 12.0" in text
     assert f"vllm:time_to_first_token_seconds_count{label} 3.0" in text
     assert 'trillion_infer:http_requests_total{path="/v1/completions",status="200"} 3.0' in text
 

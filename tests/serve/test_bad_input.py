@@ -1,6 +1,7 @@
 """Bad requests get an error in OpenAI's shape, with the right status, and change nothing for others."""
 
 import json
+import socket
 import threading
 
 import httpx
@@ -46,6 +47,8 @@ def served():
         (CHAT, {"model": MODEL, "messages": user("x"), "tools": [{}]}, 400, "tools[0].function"),
         (CHAT, {"model": MODEL, "messages": user("x"), "response_format": {"type": "x"}}, 400, "response_format.type"),
         (CHAT, {"model": MODEL, "messages": user("x"), "chat_template_kwargs": {"tools": 1}}, 400, "tools"),
+        (CHAT, {"model": MODEL, "messages": user("x"), "temperature": 10**400}, 400, None),
+        (CHAT, {"model": MODEL, "messages": user("x"), "logit_bias": {"1": 10**400}}, 400, None),
         (TEXT, {"model": MODEL}, 400, "prompt"),
         (TEXT, {"model": MODEL, "prompt": []}, 400, "prompt"),
         (TEXT, {"model": MODEL, "prompt": {}}, 400, "prompt"),
@@ -75,6 +78,29 @@ def test_a_bad_request_is_refused_with_its_reason(served, path, body, status, pa
 def test_fields_that_clients_send_without_effect_are_ignored(served):
     body = {"model": MODEL, "messages": user("x"), "user": "me", "store": False, "metadata": {}, "service_tier": "auto"}
     assert served.post(CHAT, body).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "parameters", [{"type": 5}, {"type": "bogus"}, {"properties": []}, {"properties": {"a": 5}}, {"required": 5}]
+)
+def test_parameters_that_are_no_schema_are_never_an_internal_error(served, parameters):
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    for strict in (False, True):
+        tools[0]["function"]["strict"] = strict
+        body = {"model": MODEL, "messages": user("x"), "tools": tools, "tool_choice": "required", "max_tokens": 3}
+        assert served.post(CHAT, body).status_code in (200, 400)
+
+
+def test_a_body_that_never_arrives_is_given_up():
+    with serving("fine", options={"body_timeout_s": 0.1}) as served:
+        client = socket.create_connection(("127.0.0.1", int(served.url.rpartition(":")[2])), timeout=20)
+        client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{")
+        assert client.recv(4096).startswith(b"HTTP/1.1 408")
+        client.close()
+        half = socket.create_connection(("127.0.0.1", int(served.url.rpartition(":")[2])), timeout=20)
+        half.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{")
+        half.close()
+        assert served.post(TEXT, {"model": MODEL, "prompt": "x"}).status_code == 200
 
 
 def test_a_body_without_a_length_is_limited_too(served):

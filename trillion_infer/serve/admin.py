@@ -6,6 +6,7 @@ from typing import Any
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from trillion_infer.serve.chat import template_variables
 from trillion_infer.serve.errors import ApiError
 from trillion_infer.serve.fields import Fields
 from trillion_infer.serve.metrics import pages_in_use
@@ -87,18 +88,15 @@ async def tokenize(http: HttpRequest) -> Response:
             "chat_template_kwargs",
         )
         fields = Fields(body, known)
-        text = server.template.render(
-            fields.need("messages", list),
-            fields.take("tools", list),
-            fields.take("add_generation_prompt", bool, default=True),
-            fields.take("continue_final_message", bool, default=False),
-            **fields.take("chat_template_kwargs", dict, default={}),
+        messages, tools = fields.need("messages", list), fields.take("tools", list)
+        variables = template_variables(fields)
+        ids = await server.prepared(
+            lambda: server.tokenizer.encode(server.template.render(messages, tools=tools, **variables))
         )
-        special = True
     else:
         fields = Fields(body, ("model", "prompt", "add_special_tokens"))
         text, special = fields.need("prompt", str), fields.take("add_special_tokens", bool, default=True)
-    ids = await server.prepared(lambda: server.tokenizer.encode(text, add_special_tokens=special))
+        ids = await server.prepared(lambda: server.tokenizer.encode(text, add_special_tokens=special))
     return json_reply({"count": len(ids), "max_model_len": server.reader.max_model_len, "tokens": ids})
 
 

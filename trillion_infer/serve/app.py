@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -61,7 +62,7 @@ def create_app(generator: Generator, options: ServerOptions) -> Starlette:
             TrillionInferError: _failed,
             HTTPException: _not_routed,
             ClientGone: _gone,
-            Exception: _failed,
+            RecursionError: _failed,
         },
     )
     app.state.server = server
@@ -72,8 +73,7 @@ async def _failed(http: HttpRequest, error: Exception) -> Response:
     return error_reply(as_api_error(error, http.app.state.server.options.retry_after_s))
 
 
-async def _not_routed(http: HttpRequest, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
+async def _not_routed(http: HttpRequest, error: Any) -> Response:
     message = {
         404: f"there is no endpoint {http.url.path}.",
         405: f"{http.url.path} does not take {http.method}.",

@@ -94,7 +94,7 @@ def read_chat(body: Any, server: Server) -> ChatRequest:
             fields.take("tool_choice", str, dict),
             fields.take("parallel_tool_calls", bool, default=True),
         ),
-        _template_variables(fields),
+        template_variables(fields),
         stream,
         include_usage,
         fields.take("cache_salt", str, default=""),
@@ -118,7 +118,8 @@ def _logprobs(fields: Fields) -> int | None:
     return (count or 0) if wanted else None
 
 
-def _template_variables(fields: Fields) -> dict[str, Any]:
+def template_variables(fields: Fields) -> dict[str, Any]:
+    """What a body gives the chat template besides messages and tools."""
     given = dict(fields.take("chat_template_kwargs", dict, default={}))
     taken = sorted(_RENDER & set(given))
     if taken:

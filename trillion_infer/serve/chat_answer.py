@@ -92,7 +92,7 @@ class ChatAnswer:
         async for _, delta in self._job.deltas():
             events = readers[delta.index].push(delta)
             logprobs = self._logprobs(delta.token_ids, delta.logprobs) if delta.token_ids else None
-            ids = {"token_ids": delta.token_ids} if self._request.return_ids else {}
+            ids: dict[str, Any] = {"token_ids": delta.token_ids} if self._request.return_ids else {}
             parts = [part for part in map(_part, events) if part is not None]
             if not parts and (logprobs is not None or ids):
                 parts = [{"content": ""}]

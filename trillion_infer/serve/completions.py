@@ -133,7 +133,8 @@ class _Answer:
         request = self._request
         if request.only_prompt:
             each = replace(each, text="", token_ids=[], logprobs=each.logprobs and [], finish_reason="length")
-        ids, entries, text = list(each.token_ids), list(each.logprobs or ()), each.text
+        ids, text = list(each.token_ids), each.text
+        entries: list[Entry | None] = list(each.logprobs or ())
         if request.echo:
             text = self._prompt_text(output.prompt, output.prompt_token_ids) + text
             ids = [*output.prompt_token_ids, *ids]
@@ -175,7 +176,8 @@ class _Answer:
             yield {**self._head, "choices": [], "usage": self._job.usage(), "max_tokens": self._job.max_tokens}
 
     def _delta(self, number: int, index: int, delta: Delta, first: bool) -> dict[str, Any] | None:
-        text, ids, entries = delta.text, list(delta.token_ids), list(delta.logprobs or ())
+        text, ids = delta.text, list(delta.token_ids)
+        entries: list[Entry | None] = list(delta.logprobs or ())
         if self._request.echo and first:
             state = self._job.states[number]
             prompt_ids = state.texts[0].request.prompt_ids

@@ -1,6 +1,7 @@
 """The thread that owns the Generator, and how the event loop talks to it."""
 
 import asyncio
+import logging
 import queue
 import threading
 import time
@@ -13,6 +14,8 @@ from trillion_infer.core.outputs import RequestOutput
 from trillion_infer.core.request import Request
 from trillion_infer.generation.generator import Generator
 from trillion_infer.generation.outputs import Delta, PromptState
+
+log = logging.getLogger("trillion_infer.serve")
 
 Item = Delta | RequestOutput | EngineDeadError
 """What a prompt brings: its deltas, then its whole output; or the error that ended the engine."""
@@ -102,6 +105,7 @@ class EngineThread:
         except Exception as cause:
             error = EngineDeadError(f"the engine stopped: {type(cause).__name__}: {cause}")
             error.__cause__ = cause
+            log.critical("the engine stopped", exc_info=cause)
         self._end(error)
 
     def _obey(self) -> None:

@@ -51,4 +51,6 @@ def as_api_error(error: BaseException, retry_after: int = 1) -> ApiError:
         return ApiError(429, str(error), code="queue_full", retry_after=retry_after)
     if isinstance(error, EngineDeadError):
         return ApiError(500, str(error), code="engine_dead")
+    if isinstance(error, RecursionError):
+        return ApiError(400, "the body is nested too deeply.")
     return ApiError(500, f"an internal error ended this request ({type(error).__name__}).", code="internal_error")

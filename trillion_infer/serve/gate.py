@@ -8,13 +8,16 @@ import uuid
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from trillion_infer.serve.errors import ApiError
+from trillion_infer.serve.errors import as_api_error
 from trillion_infer.serve.fields import dump_json
 from trillion_infer.serve.replies import error_reply
 from trillion_infer.serve.server import Server
 
-log = logging.getLogger("trillion_infer.access")
+access_log = logging.getLogger("trillion_infer.access")
+log = logging.getLogger("trillion_infer.serve")
 _OPEN = ("/", "/health", "/metrics", "/status")
+_GONE = 499
+"""Stands for the status of an answer whose client left before it began."""
 _ID = re.compile(r"[A-Za-z0-9._:\-]{1,100}")
 
 
@@ -28,7 +31,7 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers, began, status = Headers(scope=scope), time.monotonic(), 499
+        headers, began, status = Headers(scope=scope), time.monotonic(), _GONE
         given = headers.get("x-request-id", "")
         request_id = given if _ID.fullmatch(given) else uuid.uuid4().hex
 
@@ -47,8 +50,12 @@ class Gate:
             if scope["path"] not in _OPEN:
                 state["tenant"] = self._server.keys.tenant(headers.get("authorization"))
             await self._app(scope, receive, sending)
-        except ApiError as error:
-            await error_reply(error)(scope, receive, sending)
+        except Exception as error:
+            answer = as_api_error(error)
+            if answer.status >= 500:
+                log.exception("request %s failed", request_id)
+            if status == _GONE:
+                await error_reply(answer)(scope, receive, sending)
         finally:
             path = scope["path"] if scope["path"] in self._paths else "other"
             self._server.metrics.answered(path, status)
@@ -60,4 +67,4 @@ class Gate:
                 "seconds": round(time.monotonic() - began, 4),
                 "tenant": state["tenant"][:8],
             }
-            log.info("%s", dump_json(entry).decode())
+            access_log.info("%s", dump_json(entry).decode())

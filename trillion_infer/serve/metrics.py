@@ -1,9 +1,11 @@
 """Prometheus figures, under vLLM's names where the meaning is the same."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
 
 _SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
 _TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144)
@@ -29,10 +31,8 @@ class Metrics:
         self._running = gauge("vllm:num_requests_running", "Requests being computed.")
         self._waiting = gauge("vllm:num_requests_waiting", "Requests in the queue.")
         self._pages = gauge("vllm:kv_cache_usage_perc", "Share of KV pages in use, 0 to 1.")
-        self._preemptions = gauge("trillion_infer:preemptions", "Requests set back for want of pages.")
-        self._queries = gauge("trillion_infer:prefix_cache_query_tokens", "Prompt tokens looked up.")
-        self._hits = gauge("trillion_infer:prefix_cache_hit_tokens", "Prompt tokens found.")
-        self._steps = gauge("trillion_infer:engine_steps", "Steps the engine has made.")
+        self._engine = _EngineCounters(model_name)
+        self.registry.register(self._engine)
         self._prompt = counter("vllm:prompt_tokens", "Prompt tokens of finished requests.")
         self._generated = counter("vllm:generation_tokens", "Tokens generated for finished requests.")
         self._cached = counter("vllm:prompt_tokens_cached", "Prompt tokens of finished requests found in the cache.")
@@ -79,11 +79,30 @@ class Metrics:
             self._running.set(stats.get("running", 0))
             self._waiting.set(stats.get("waiting", 0))
             self._pages.set(pages_in_use(stats))
-            self._preemptions.set(stats.get("preemptions", 0))
-            self._queries.set(stats.get("prefix_lookup_tokens", 0))
-            self._hits.set(stats.get("prefix_hit_tokens", 0))
-            self._steps.set(stats.get("steps", 0))
+            self._engine.stats = stats
         return generate_latest(self.registry)
+
+
+class _EngineCounters(Collector):
+    """Counters that the engine keeps itself, as it last told them."""
+
+    _NAMES: ClassVar = {
+        "preemptions": ("vllm:num_preemptions", "Requests set back for want of pages."),
+        "prefix_lookup_tokens": ("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache."),
+        "prefix_hit_tokens": ("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache."),
+        "steps": ("trillion_infer:engine_steps", "Steps the engine has made."),
+        "compilations": ("trillion_infer:compilations", "Programs compiled; flat after the start."),
+    }
+
+    def __init__(self, model_name: str):
+        self.stats: Mapping[str, int] = {}
+        self._model = model_name
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        for key, (name, text) in self._NAMES.items():
+            family = CounterMetricFamily(name, text, labels=["model_name"])
+            family.add_metric([self._model], self.stats.get(key, 0))
+            yield family
 
 
 def pages_in_use(stats: Mapping[str, int]) -> float:

@@ -39,7 +39,10 @@ def read_sampling(fields: Fields, **more: Any) -> SamplingParams:
     }
     given = {name: value for name, value in given.items() if value is not None}
     given["max_tokens"] = take("max_tokens", int)
-    return SamplingParams(**{**given, **more})
+    try:
+        return SamplingParams(**{**given, **more})
+    except OverflowError as error:
+        raise ApiError(400, f"a number is out of every range: {error}.") from error
 
 
 def read_structure(fields: Fields) -> StructuredOutput | None:

@@ -1,12 +1,12 @@
 """What every endpoint shares: the engine thread, the reader of prompts, limits and figures."""
 
 import asyncio
-import logging
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 
 from trillion_infer.core.errors import EngineDeadError, InvalidRequestError
@@ -20,12 +20,12 @@ from trillion_infer.serve.fields import parse_json
 from trillion_infer.serve.jobs import Job
 from trillion_infer.serve.metrics import Metrics
 from trillion_infer.serve.options import ServerOptions
+from trillion_infer.serve.sse import ClientGone
 from trillion_infer.text.chat import ChatTemplate, chat_template
 from trillion_infer.text.tokenizer import Tokenizer
 from trillion_infer.text.tools import detect_reasoning_format, detect_tool_format, tool_format
 from trillion_infer.text.tools.formats import REASONING_FORMATS, ReasoningFormat
 
-log = logging.getLogger("trillion_infer.serve")
 T = TypeVar("T")
 
 
@@ -87,6 +87,8 @@ class Server:
                     if size > limit:
                         raise _too_large(limit)
                     chunks.append(chunk)
+        except ClientDisconnect:
+            raise ClientGone from None
         except TimeoutError:
             raise ApiError(408, f"the body did not arrive within {self.options.body_timeout_s:g} s.") from None
         return parse_json(b"".join(chunks))

@@ -93,15 +93,18 @@ def message_structure(
     if not use.offered and not (wrapped and spec is not None):
         return spec
     reasoning = server.reasoning
-    grammar = message_grammar(
-        server.tokenizer.added_tokens,
-        format=format,
-        tools=use.offered,
-        choice=use.choice,
-        parallel=use.parallel,
-        reasoning=None if reasoning is None else Reasoning(reasoning.open, reasoning.close, in_reasoning),
-        content=None if spec is None else _term(spec),
-    )
+    try:
+        grammar = message_grammar(
+            server.tokenizer.added_tokens,
+            format=format,
+            tools=use.offered,
+            choice=use.choice,
+            parallel=use.parallel,
+            reasoning=None if reasoning is None else Reasoning(reasoning.open, reasoning.close, in_reasoning),
+            content=None if spec is None else _term(spec),
+        )
+    except (TypeError, AttributeError, KeyError) as error:
+        raise InvalidRequestError(f"the parameters of a tool are no JSON schema: {error}.", param="tools") from error
     return StructuredOutput(grammar=grammar)
 
 
