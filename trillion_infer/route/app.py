@@ -11,6 +11,7 @@ import re
 import time
 import uuid
 from collections.abc import AsyncIterator
+from typing import Any
 
 import httpx
 from starlette.applications import Starlette
@@ -268,9 +269,8 @@ def _error(status: int, message: str, kind: str, headers: dict[str, str] | None 
     return JSONResponse({"error": error}, status, headers)
 
 
-async def _http_error(request: Request, error: Exception) -> Response:
-    """A path or a method that is not there."""
-    assert isinstance(error, HTTPException)
+async def _http_error(request: Request, error: Any) -> Response:
+    """The answer to an HTTPException: a path or a method that is not there."""
     message = f"{request.method} {request.url.path}: {error.detail}."
     return _error(error.status_code, message, "invalid_request_error", dict(error.headers or {}))
 
