@@ -1,5 +1,6 @@
 # make demo     answers a question with real weights      make test         everything CI runs
 # make demo PROMPT="…"                                    make test-oldest  a smoke subset on Python 3.11 and jax 0.10.2
+# make test-slow    what takes minutes a test             make test-aot     every kernel for every target
 # PYTHON=… chooses the interpreter; otherwise the newest that runs, from 3.11 up, makes .venv.
 
 PROMPT ?= What is the capital of France?
@@ -7,7 +8,7 @@ PYTHON ?=
 VENV ?= .venv
 RUN = JAX_PLATFORMS=$${JAX_PLATFORMS:-cpu} $(VENV)/bin/python
 
-.PHONY: demo test test-slow test-oldest lint format clean
+.PHONY: demo test test-slow test-aot test-oldest lint format clean
 
 $(VENV)/.base: pyproject.toml scripts/setup_venv.sh
 	@scripts/setup_venv.sh "$(VENV)" "$(PYTHON)" ""
@@ -22,10 +23,13 @@ demo: $(VENV)/.base
 demo: export DEMO_PROMPT = $(PROMPT)
 
 test: $(VENV)/.test lint
-	$(RUN) -m pytest -m "not slow and not gpu and not tpu"
+	$(RUN) -m pytest -n 2 --dist loadfile -m "not slow and not gpu and not tpu"
 
 test-slow: $(VENV)/.test
 	$(RUN) -m pytest -m "slow"
+
+test-aot: $(VENV)/.test
+	$(RUN) -m pytest -m "aot" --aot=all
 
 test-oldest:
 	@scripts/setup_venv.sh .venv-oldest python3.11 "test"
@@ -35,7 +39,7 @@ lint: $(VENV)/.test
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/lint-imports
-	$(VENV)/bin/pyright
+	$(VENV)/bin/pyright --pythonpath $(VENV)/bin/python
 
 format:
 	$(VENV)/bin/ruff format .

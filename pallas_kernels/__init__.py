@@ -1,1 +1,1 @@
-"""Attention and matmul operations for serving: one folder per operation, each with an XLA reference and Pallas kernels."""
+"""Attention and matmul for serving: one folder per operation, each with an XLA reference and Pallas kernels."""

@@ -22,7 +22,7 @@ def parse_mesh(text: str | Mapping[str, int] | None) -> dict[str, int]:
         pairs = [_split(item) for item in text.split(",")]
     else:
         pairs = list(text.items())
-    sizes = dict.fromkeys(AXES, 1)
+    sizes: dict[str, int] = dict.fromkeys(AXES, 1)
     seen = set()
     for name, value in pairs:
         if name not in AXES:

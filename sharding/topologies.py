@@ -111,7 +111,5 @@ def mesh(name: str, shape: tuple[int, ...], axes: tuple[str, ...]) -> jax.shardi
     """A mesh over the first devices of a topology, in its order."""
     devices = topology(name)
     if prod(shape) > len(devices):
-        raise ValueError(
-            f"topology {name!r} has {len(devices)} devices; a mesh of {shape} needs {prod(shape)}."
-        )
+        raise ValueError(f"topology {name!r} has {len(devices)} devices; a mesh of {shape} needs {prod(shape)}.")
     return jax.sharding.Mesh(np.array(devices[: prod(shape)], dtype=object).reshape(shape), axes)

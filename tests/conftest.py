@@ -50,3 +50,31 @@ def make_llm() -> Callable:
 def smollm2(make_llm, smollm2_path):
     """SmolLM2 in float32."""
     return make_llm(smollm2_path, kv_memory=400 * 2**20, max_running=8)
+
+
+AOT_SAMPLE = 6
+"""Ahead-of-time compiles a test file keeps in an ordinary run, evenly spread over its matrix; --aot=all runs all."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--aot", choices=["sample", "all"], default="sample", help="how much of the compile matrices to run"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Thins out the matrices of ahead-of-time compiles, which take most of an hour as a whole."""
+    if config.getoption("--aot") == "all":
+        return
+    by_file: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("aot"):
+            by_file.setdefault(item.path, []).append(item)
+    dropped = []
+    for matrix in by_file.values():
+        stride = max(1, -(-len(matrix) // AOT_SAMPLE))
+        dropped += [item for place, item in enumerate(matrix) if place % stride]
+    if dropped:
+        config.hook.pytest_deselected(items=dropped)
+        gone = set(dropped)
+        items[:] = [item for item in items if item not in gone]

@@ -28,7 +28,7 @@ from trillion_infer.models import read_family
 from trillion_infer.text.chat import chat_template
 from trillion_infer.text.tokenizer import Tokenizer
 from trillion_infer.weights.checkpoint import Checkpoint, open_checkpoint
-from trillion_infer.weights.load import load_params
+from trillion_infer.weights.load import LoadReport, load_params
 from trillion_infer.weights.quant_checkpoint import QuantisedCheckpoint
 from trillion_infer.weights.quant_load import abstract_kept, routed_experts
 
@@ -103,12 +103,13 @@ class LLM:
         if roles and options["mesh"] is not None:
             raise ConfigError("mesh and disaggregate are both given; disaggregate makes its own meshes.")
         checkpoint = open_checkpoint(model)
+        self.load_report: LoadReport | None = None
         with ThreadPoolExecutor(1) as pool:
             loading = pool.submit(load_tokenizer, checkpoint)
             family = read_family(checkpoint.config, checkpoint.generation_config)
 
             def load(specs: dict[str, Any], shardings: dict[str, Any], dtype: str) -> dict[str, jax.Array]:
-                tell = None if progress is None else lambda done, total: progress("load", done, total)
+                tell = None if progress is None else partial(progress, "load")
                 tied = {family.names.head: family.names.embed}
                 params, self.load_report = load_params(
                     specs,

@@ -24,7 +24,7 @@ def target_platform() -> str:
     if "nvidia" in kind:
         return "gpu"
     platform = jax.default_backend()
-    return {"cuda": "gpu", "rocm": "gpu"}.get(platform, platform)
+    return "gpu" if platform in ("cuda", "rocm") else platform
 
 
 def choose_backend(op: str, backend: str, refusals: Mapping[str, Callable[[], str | None]]) -> str:

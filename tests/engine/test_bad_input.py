@@ -10,6 +10,8 @@ from tests.engine.helpers import check_idle, greedy, tokens_of
 from trillion_infer import LLM, ConfigError, InvalidRequestError, ModelLoadError, OutOfMemoryError, SamplingParams
 from trillion_infer.core.errors import UnsupportedModelError
 
+pytestmark = pytest.mark.smoke
+
 TINY = GOLDEN / "tiny" / "smollm2"
 
 

@@ -18,9 +18,27 @@ DENSE = [
     "gemma3_text",
     "gemma3_text_scaled",
 ]
+MIXTURES = [
+    "qwen3_moe",
+    "deepseek_v3",
+    "deepseek_v3_noqlora",
+    "deepseek_v3_fp8",
+    "deepseek_v3_mtp",
+    "kimi_k2",
+    "kimi_k25",
+    "llama4_scout",
+    "llama4_maverick",
+    "gpt_oss",
+    "gpt_oss_mxfp4",
+]
+SMOKE = ["smollm2", "gemma3_text", "deepseek_v3"]
 
 
-@pytest.mark.parametrize("name", DENSE)
+def cases() -> list:
+    return [pytest.param(n, marks=[pytest.mark.smoke] if n in SMOKE else []) for n in [*DENSE, *MIXTURES]]
+
+
+@pytest.mark.parametrize("name", cases())
 def test_chunked_prefill_and_decode_match_transformers(make_llm, name):
     """Tokens are equal; log-probabilities agree to 1e-4 at every prompt position and decoded token."""
     llm = make_llm(name, prefill_chunk=16, page_size=8)

@@ -216,6 +216,7 @@ def test_a_prefix_that_cannot_be_reused_is_computed_k11(make_llm, tmp_path):
         (output,) = llm.generate([prompts_of(3, [60])[0]], greedy(4))
         assert output.num_cached_tokens == 0
     llm.close()
+    llm.close()
     assert not list(tmp_path.rglob("*.kv"))
 
 

@@ -1,11 +1,14 @@
 """Text of scripted tokens: stop strings, partial characters, min_tokens, concurrency, aborts."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from trillion_infer import SamplingParams
 from trillion_infer.testing.byte_tokenizer import EOS, byte_tokenizer
 from trillion_infer.testing.scripted import follow, scripted_generator
+
+pytestmark = pytest.mark.smoke
 
 TOKENIZER = byte_tokenizer()
 

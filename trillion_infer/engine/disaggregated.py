@@ -181,9 +181,9 @@ class DisaggregatedEngine:
         request.num_cached_tokens = twin.num_cached_tokens
         request.output_ids.extend(event.token_ids)
         pages = self.prefill[source].held.pop(request.request_id, None)
-        ended = event.finished is not Status.FINISHED_LENGTH or request.max_tokens == 1 or pages is None
+        ended = event.finished is not Status.FINISHED_LENGTH or request.max_tokens == 1
         event = replace(event, request=request, finished=event.finished if ended else None)
-        if ended:
+        if ended or pages is None:
             request.status = event.finished or Status.FINISHED_LENGTH
             return [event]
         request.status = Status.WAITING
@@ -235,9 +235,9 @@ class DisaggregatedEngine:
 
     # Figures
 
-    def stats(self) -> dict[str, int]:
+    def stats(self) -> dict[str, float]:
         """Sums over all engines, with hand-offs and pages moved."""
-        total: dict[str, int] = {"handoffs": self.figures.handoffs, "waiting_prompts": len(self._waiting)}
+        total: dict[str, float] = {"handoffs": self.figures.handoffs, "waiting_prompts": len(self._waiting)}
         for engine in self.engines:
             for name, value in engine.stats().items():
                 total[name] = total.get(name, 0) + value

@@ -16,7 +16,7 @@ from trillion_infer.core.request import Request, Status
 from trillion_infer.engine.batch import BatchLayout, pack_rows
 from trillion_infer.engine.buckets import Bucket
 from trillion_infer.engine.programs import Programs
-from trillion_infer.engine.prompt_scores import PromptScores
+from trillion_infer.engine.prompt_scores import PromptScores, ScoreBlock
 from trillion_infer.engine.speculation import Speculation
 from trillion_infer.engine.state import DeviceState, table_chunks
 from trillion_infer.engine.tiering import KVTiering
@@ -62,7 +62,7 @@ class _Pending:
     places: list[int]
     sampled: Sampled | Verified
     begun: float | None
-    scores: list[tuple[Row, Any]] = field(default_factory=list)
+    scores: list[ScoreBlock] = field(default_factory=list)
 
 
 class Engine:

@@ -31,7 +31,7 @@ def choose_ops(mesh: Mesh, dtype: str, attention: str = "auto", interpret: bool 
 def platform_of(mesh: Mesh) -> str:
     """tpu, gpu or cpu: of the mesh's devices, which need not be here."""
     platform = mesh.devices.flat[0].platform
-    return {"cuda": "gpu", "rocm": "gpu"}.get(platform, platform)
+    return "gpu" if platform in ("cuda", "rocm") else platform
 
 
 def default_page_size(platform: str) -> int:

@@ -15,7 +15,7 @@ from trillion_infer.schedule.plan import Row
 
 
 @dataclass(frozen=True)
-class _Block:
+class ScoreBlock:
     """Scores on their way: of prompt tokens [first, first + count), from one call of the score program."""
 
     request: Request
@@ -41,7 +41,9 @@ class PromptScores:
     def _known(self, request: Request) -> list[dict[int, Logprob] | None]:
         return self._scores.setdefault(request, [None])
 
-    def send(self, params: Any, bucket: Bucket, hidden: jax.Array, rows: list[Row], places: list[int]) -> list[_Block]:
+    def send(
+        self, params: Any, bucket: Bucket, hidden: jax.Array, rows: list[Row], places: list[int]
+    ) -> list[ScoreBlock]:
         """Scores the prompt tokens that follow each position of the rows that want it."""
         blocks, program = [], self._programs.score(bucket)
         at, shard = 0, 0
@@ -57,11 +59,11 @@ class PromptScores:
                     targets[:count] = prompt[first : first + count]
                     start = np.int32(shard * bucket.tokens + at + first - row.start - 1)
                     arrays = program.run(params, hidden, start, targets)
-                    blocks.append(_Block(row.request, first, count, arrays))
+                    blocks.append(ScoreBlock(row.request, first, count, arrays))
             at += row.length
         return blocks
 
-    def receive(self, blocks: list[_Block]) -> None:
+    def receive(self, blocks: list[ScoreBlock]) -> None:
         """Enters scores that have arrived. A chunk computed again after preemption is not entered twice."""
         for block in blocks:
             if block.request.status.is_finished:

@@ -54,10 +54,12 @@ class StateShape:
         sampler = jax.eval_shape(lambda: SamplerState.create(data * self.slots, self.vocab, penalties=self.penalties))
         table = jax.ShapeDtypeStruct((data * self.slots, self.blocks), jnp.int32)
         return DeviceState(
-            pools=tuple(
+            pools=tuple(  # pyright: ignore[reportArgumentType]
                 layout.abstract(pages * data, mesh) for layout, pages in zip(self.layouts, self.pages, strict=True)
             ),
-            tables=tuple(of(PartitionSpec("data"), table) for _ in self.layouts),
+            tables=tuple(  # pyright: ignore[reportArgumentType]
+                of(PartitionSpec("data"), table) for _ in self.layouts
+            ),
             sampler=jax.tree.map(of, SamplerState.specs("tensor"), sampler),
         )
 

@@ -105,7 +105,7 @@ def _pick(fields: dict[str, Array]) -> dict[str, Array]:
 def _sharded_forward(model: Decoder, mesh: Mesh, state: DeviceState, ops: Ops):
     """The decoder on every shard of the mesh; collectives are where the layers say."""
     params = {name: partition_spec(spec.axes, SERVE_RULES) for name, spec in param_specs(model).items()}
-    pools = tuple(leaf.sharding.spec for leaf in state.pools)
+    pools = tuple(leaf.sharding.spec for leaf in state.pools)  # pyright: ignore[reportAttributeAccessIssue]
     tables = tuple(P("data") for _ in state.tables)
 
     def shard(params: Params, pools: Pools, tables, batch: dict[str, Array]):

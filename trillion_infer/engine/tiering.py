@@ -97,6 +97,7 @@ class KVTiering:
         self._promoted: dict[Request, int] = {}
         self._hit_tokens = {tier.name: 0 for tier in stack.tiers}
         self._bytes_in = self._bytes_out = 0
+        self._is_closed = False
         for shard, scheduler in enumerate(self._schedulers):
             for number, group in enumerate(scheduler.cache.groups):
                 group.on_evict = self._recorder(shard, number)
@@ -245,7 +246,10 @@ class KVTiering:
         return {**self.stack.stats(), **tokens, **moved}
 
     def close(self, pools: Pools) -> None:
-        """Stores what the device holds in the tiers that outlive the process, if there are any."""
+        """Stores what the device holds in the tiers that outlive the process, if there are any. Once."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         if any(tier.is_durable for tier in self.stack.tiers):
             self.save_evicted(pools)
             self.save_cached(pools)

@@ -43,8 +43,7 @@ class PromptReader:
 
     def read(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         """(text or None, token ids) of a prompt, checked. Raises InvalidRequestError."""
-        if isinstance(prompt, Mapping):
-            prompt = _unwrap(prompt)
+        prompt = _unwrap(prompt) if isinstance(prompt, Mapping) else prompt
         if isinstance(prompt, str):
             if self.tokenizer is None:
                 raise InvalidRequestError(

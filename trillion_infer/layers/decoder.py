@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import lax
 from jaxtyping import Array, Float, Int
@@ -169,4 +170,5 @@ def _layers(segment: Segment, first: int, config: ModelConfig, names: TensorName
     ]
 
 
-_NO_SEQUENCES = Sequences(*(jnp.zeros((0,), jnp.int32),) * 4, ())
+_NONE = np.zeros(0, np.int32)
+_NO_SEQUENCES = Sequences(_NONE, _NONE, _NONE, _NONE, ())  # pyright: ignore[reportArgumentType]

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -13,6 +13,7 @@ from jaxtyping import Array, Int
 from trillion_infer.weights.spec import ParamSpec, Source
 
 Transform = Callable[[np.ndarray], np.ndarray]
+M = TypeVar("M", bound=nnx.Module)
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def param_specs(module: nnx.Module) -> dict[str, ParamSpec]:
     return {_dotted(path): param.get_value() for path, param in nnx.to_flat_state(nnx.state(module, nnx.Param))}
 
 
-def bind(module: nnx.Module, params: Mapping[str, Any], prefix: str = "", index: Array | None = None) -> nnx.Module:
+def bind(module: M, params: Mapping[str, Any], prefix: str = "", index: Array | None = None) -> M:
     """A copy of `module` whose parameters hold `params[prefix + path]`, or layer `index` of them."""
     graph, state = nnx.split(module)
     bound = []
