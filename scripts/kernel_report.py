@@ -40,15 +40,11 @@ def main(_: list[str]) -> None:
         report = importlib.import_module(f"pallas_kernels.{op}.report")
         unknown = set(SPECS.value or ()) - set(report.specs())
         if unknown:
-            raise app.UsageError(
-                f"{op} has no shape {sorted(unknown)}; its shapes are {', '.join(report.specs())}."
-            )
+            raise app.UsageError(f"{op} has no shape {sorted(unknown)}; its shapes are {', '.join(report.specs())}.")
         for target in TARGETS.value:
             for spec in SPECS.value or report.specs():
                 for row in report.rows(target, spec):
-                    print(
-                        f"{op} {spec} {row.batch} {target}: compiled in {row.compile_seconds} s", flush=True
-                    )
+                    print(f"{op} {spec} {row.batch} {target}: compiled in {row.compile_seconds} s", flush=True)
                     rows[row.key] = row
                 _write(data, document, rows)
 
@@ -61,9 +57,7 @@ def _write(data: Path, document: Path, rows: dict[tuple, Row]) -> None:
     data.parent.mkdir(parents=True, exist_ok=True)
     ordered = [rows[key] for key in sorted(rows)]
     data.write_text("[\n" + ",\n".join(json.dumps(asdict(row)) for row in ordered) + "\n]\n")
-    sections = [
-        f"## {op}\n\n{table(r for r in ordered if r.op == op)}" for op in sorted({r.op for r in ordered})
-    ]
+    sections = [f"## {op}\n\n{table(r for r in ordered if r.op == op)}" for op in sorted({r.op for r in ordered})]
     document.write_text("\n".join([INTRODUCTION, *sections]))
 
 

@@ -31,6 +31,7 @@ from trillion_infer.weights.checkpoint import Checkpoint, open_checkpoint
 from trillion_infer.weights.load import LoadReport, load_params
 from trillion_infer.weights.quant_checkpoint import QuantisedCheckpoint
 from trillion_infer.weights.quant_load import abstract_kept, routed_experts
+from trillion_infer.weights.random_init import RandomCheckpoint, init_params
 
 Progress = Callable[[str, int, int], None]
 
@@ -39,7 +40,8 @@ class LLM:
     """A model on a mesh, ready to answer.
 
     Args:
-      model: Hugging Face directory, .gguf file, Orbax directory, or hub id.
+      model: Hugging Face directory, .gguf file, Orbax directory, or hub id; or what a config.json says, as a dict, for
+        a model of that shape with random weights.
       config: name of a deployment in configs/, or a path to such a file; keywords given here win over it.
       dtype: float32 | bfloat16 | auto (the checkpoint's own).
       mesh: "data=1,tensor=4", a dict, or a jax.sharding.Mesh.
@@ -64,7 +66,7 @@ class LLM:
 
     def __init__(
         self,
-        model: str | Path,
+        model: str | Path | Mapping[str, Any],
         config: str | None = None,
         dtype: str = "auto",
         mesh: str | Mapping[str, int] | Mesh | None = None,
@@ -102,13 +104,15 @@ class LLM:
             raise ConfigError(str(error)) from error
         if roles and options["mesh"] is not None:
             raise ConfigError("mesh and disaggregate are both given; disaggregate makes its own meshes.")
-        checkpoint = open_checkpoint(model)
+        checkpoint = RandomCheckpoint(model, seed) if isinstance(model, Mapping) else open_checkpoint(model)
         self.load_report: LoadReport | None = None
         with ThreadPoolExecutor(1) as pool:
             loading = pool.submit(load_tokenizer, checkpoint)
             family = read_family(checkpoint.config, checkpoint.generation_config)
 
             def load(specs: dict[str, Any], shardings: dict[str, Any], dtype: str) -> dict[str, jax.Array]:
+                if isinstance(checkpoint, RandomCheckpoint):
+                    return init_params(specs, shardings, dtype, checkpoint.seed)
                 tell = None if progress is None else partial(progress, "load")
                 tied = {family.names.head: family.names.embed}
                 params, self.load_report = load_params(
@@ -269,12 +273,17 @@ class LLM:
         self.engine.close()
 
 
-def load_tokenizer(checkpoint: Checkpoint) -> Tokenizer | None:
+def load_tokenizer(checkpoint: Checkpoint | RandomCheckpoint) -> Tokenizer | None:
     """The checkpoint's tokenizer; None where it has none (token ids only)."""
+    if isinstance(checkpoint, RandomCheckpoint):
+        return None
     path = checkpoint.path
     if path.is_file():
         return Tokenizer.from_gguf(path)
-    return Tokenizer.from_hf(path) if (path / "tokenizer.json").exists() else None
+    if (path / "tokenizer.gguf").exists():
+        return Tokenizer.from_gguf(path / "tokenizer.gguf")
+    known = any((path / name).exists() for name in ("tokenizer.json", "tiktoken.model"))
+    return Tokenizer.from_hf(path) if known else None
 
 
 def _with_deployment(options: dict[str, Any]) -> dict[str, Any]:

@@ -38,9 +38,7 @@ class Measurement:
 def cases(name: str, memory: int) -> Iterator[Case]:
     """Decode at batch 8 to 256 and context 1k to 128k, and prefill, where the pool fits in `memory` bytes."""
     spec = next(spec for spec in SPECS if spec.name == name)
-    batches = [
-        [(context - 1, 1)] * size for size, context in product((8, 32, 64, 256), (1024, 8192, 32768, 131072))
-    ]
+    batches = [[(context - 1, 1)] * size for size, context in product((8, 32, 64, 256), (1024, 8192, 32768, 131072))]
     batches += [[(context, 2048)] for context in (0, 8192, 131072 - 2048)]
     row = 2 * spec.kv_heads * max(spec.dim, 128) * jnp.dtype(spec.pool_dtype).itemsize
     for lens in batches:
@@ -84,9 +82,7 @@ def tune(name: str, backend: str, device: str) -> dict:
         pages = sorted({max(1, keys // spec.page_size) for keys in (256, 512, 1024, 2048)})
         candidates = [TpuBlocks(*sizes) for sizes in product((16, 32, 64, 128, 256), pages)]
     else:
-        candidates = [
-            GpuBlocks(*sizes) for sizes in product((32, 64, 128), (16, 32, 64, 128), (4, 8), (2, 3, 4))
-        ]
+        candidates = [GpuBlocks(*sizes) for sizes in product((32, 64, 128), (16, 32, 64, 128), (4, 8), (2, 3, 4))]
     fitting = [blocks for blocks in candidates if blocks.refusal(shape) is None]
     best = min(fitting, key=lambda blocks: measure(case, backend, repeats=5, blocks=blocks).seconds)
     return {"shape": {"device": device, **asdict(shape)}, "blocks": asdict(best)}
@@ -102,9 +98,7 @@ def _arguments(case: Case, backend: str) -> dict[str, jax.Array]:
     order, table = rng.permutation(sum(counts)), np.zeros(shapes["page_table"].shape, np.int32)
     for s, (count, end) in enumerate(zip(counts, np.cumsum(counts), strict=True)):
         table[s, :count] = order[end - count : end]
-    arrays = {
-        name: jnp.asarray(rng.normal(size=shapes[name].shape), shapes[name].dtype) for name in ("q", "k", "v")
-    }
+    arrays = {name: jnp.asarray(rng.normal(size=shapes[name].shape), shapes[name].dtype) for name in ("q", "k", "v")}
     ints = {
         "layer": 0,
         "kv_lens": [cached + extend for cached, extend in case.lens],

@@ -23,9 +23,7 @@ def check_shapes(
         raise ValueError(f"q must be [T, H, D], k and v [T, K, D]; got {q.shape}, {k.shape}, {v.shape}.")
     tokens, heads, dim = q.shape
     if (k.shape[0], k.shape[2]) != (tokens, dim):
-        raise ValueError(
-            f"q is {q.shape}, k is {k.shape}: their tokens (axis 0) and dim (axis 2) must agree."
-        )
+        raise ValueError(f"q is {q.shape}, k is {k.shape}: their tokens (axis 0) and dim (axis 2) must agree.")
     if heads % k.shape[1]:
         raise ValueError(f"{heads} query heads cannot share {k.shape[1]} KV heads evenly.")
     if kv_pool.ndim != 6:
@@ -100,9 +98,7 @@ def check_values(
         given = list(map(int, cu_q_lens[: total + 1]))
         raise ValueError(f"cu_q_lens must rise from 0 to at most {tokens} tokens; got {given}.")
     if (lens[:decode] != 1).any():
-        raise ValueError(
-            f"the first {decode} sequences must have one query token each; they have {lens[:decode]}."
-        )
+        raise ValueError(f"the first {decode} sequences must have one query token each; they have {lens[:decode]}.")
     owner: dict[int, tuple[int, int]] = {}
     for s in range(total):
         kv_len, query = int(kv_lens[s]), int(lens[s])

@@ -107,9 +107,7 @@ def _prefill(attend, q, kv_lens, page_table, cu_q_lens, num_seqs, block_q, out):
     return lax.fori_loop(0, ends[-1], body, out)[:size]
 
 
-def _attend(
-    pool, layer, q, position, page_table, *, tokens, kv_heads, window, chunk, soft_cap, sinks, v_scale
-):
+def _attend(pool, layer, q, position, page_table, *, tokens, kv_heads, window, chunk, soft_cap, sinks, v_scale):
     """Attention of query groups that share a page table.
 
     Args:
@@ -131,9 +129,7 @@ def _attend(
         block = start[:, None] + i * pages + jnp.arange(pages)[None]
         held = block < stop[:, None]
         ids = jnp.take_along_axis(page_table, jnp.clip(block, 0, blocks - 1), axis=1)
-        kv = pool[layer, jnp.where(held, ids, 0)].reshape(q.shape[0], pages * page_size, kv_heads, 2, -1)[
-            ..., :dim
-        ]
+        kv = pool[layer, jnp.where(held, ids, 0)].reshape(q.shape[0], pages * page_size, kv_heads, 2, -1)[..., :dim]
         key = (block[:, :, None] * page_size + jnp.arange(page_size)[None, None]).reshape(q.shape[0], -1)
         seen = (key[:, None] >= first[:, :, None]) & (key[:, None] <= position[:, :, None])
         values = jnp.where(seen.any(1)[:, :, None, None], kv[..., 1, :].astype(jnp.float32), 0)

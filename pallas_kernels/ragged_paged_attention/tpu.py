@@ -26,9 +26,7 @@ def refusal(q: Array, k: Array, kv_pool: Array, page_table: Array) -> str | None
     if pack * kv_pool.dtype.itemsize != 4:
         return f"pack is {pack}; a {kv_pool.dtype.name} pool needs {4 // kv_pool.dtype.itemsize} on TPU."
     if lanes % LANES:
-        return (
-            f"pool rows have {lanes} lanes; make the pool with {-lanes % LANES} more (a multiple of {LANES})."
-        )
+        return f"pool rows have {lanes} lanes; make the pool with {-lanes % LANES} more (a multiple of {LANES})."
     if page_table.size * 4 > SCALAR_MEMORY:
         return (
             f"a page table of {page_table.shape} takes {page_table.size * 4} bytes of scalar memory, of "

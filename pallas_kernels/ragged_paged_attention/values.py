@@ -42,7 +42,5 @@ def pool_shape(
         return layers, pages, page_size, 2 * kv_heads, 1, dim
     pack = 4 // jnp.dtype(dtype).itemsize
     if 2 * kv_heads % pack:
-        raise ValueError(
-            f"{2 * kv_heads} heads of keys and values do not fill words of {pack}; use a wider dtype."
-        )
+        raise ValueError(f"{2 * kv_heads} heads of keys and values do not fill words of {pack}; use a wider dtype.")
     return layers, pages, page_size, 2 * kv_heads // pack, pack, -(-dim // 128) * 128

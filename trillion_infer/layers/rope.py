@@ -24,6 +24,8 @@ def inverse_frequencies(rope: Rope) -> np.ndarray:
 def _llama3(base: np.ndarray, s: RopeScaling) -> np.ndarray:
     """Llama 3.1: long wavelengths are divided by the factor, short ones kept, those between interpolated."""
     wavelength = 2 * math.pi / base
+    if s.high_freq_factor == s.low_freq_factor:
+        return np.where(wavelength < s.original_len / s.high_freq_factor, base, base / s.factor)
     smooth = (s.original_len / wavelength - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor)
     blend = np.clip(smooth, 0.0, 1.0)
     return (1 - blend) * base / s.factor + blend * base

@@ -1,7 +1,9 @@
 """Random parameters for models without weights: tests, benchmarks, compile checks."""
 
 import hashlib
+import json
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -12,6 +14,19 @@ from jax.sharding import Sharding
 from trillion_infer.weights.spec import ParamSpec
 
 STD = 0.02
+
+
+@dataclass(frozen=True)
+class RandomCheckpoint:
+    """Stands for a checkpoint where there are no weights: `config` as a config.json, values drawn from `seed`."""
+
+    config: Mapping[str, Any]
+    seed: int = 0
+    generation_config: Mapping[str, Any] = field(default_factory=dict)
+
+    def fingerprint(self) -> bytes:
+        """SHA-256 of the configuration and the seed."""
+        return hashlib.sha256(json.dumps([dict(self.config), self.seed], sort_keys=True).encode()).digest()
 
 
 def init_params(

@@ -102,9 +102,7 @@ def build(case: Case) -> dict:
             table[s, b] = free.pop()
         for i in range(low, cached):
             for j in range(2):
-                put(
-                    merged[case.layer, table[s, i // case.page_size], i % case.page_size, :, j], encoded[j][i]
-                )
+                put(merged[case.layer, table[s, i // case.page_size], i % case.page_size, :, j], encoded[j][i])
     cu = np.zeros(sequences + 1, np.int32)
     cu[1 : len(extends) + 1] = np.cumsum(extends)
     cu[len(extends) + 1 :] = total
@@ -133,11 +131,7 @@ def attend(case: Case, batch: dict) -> np.ndarray:
     scale, cap = case.options["scale"], case.options.get("soft_cap")
     for s, (cached, extend) in enumerate(case.lens):
         tokens = slice(batch["cu_q_lens"][s], batch["cu_q_lens"][s] + extend)
-        q = (
-            batch["q"][tokens]
-            .astype(np.float64)
-            .reshape(extend, case.kv_heads, case.heads // case.kv_heads, case.dim)
-        )
+        q = batch["q"][tokens].astype(np.float64).reshape(extend, case.kv_heads, case.heads // case.kv_heads, case.dim)
         scores = np.einsum("qkgd,ckd->qkgc", q, batch["keys"][s], optimize=True) * scale
         if cap is not None:
             scores = cap * np.tanh(scores / cap)
