@@ -9,6 +9,7 @@ Clients use the router's address as they would a server's. `x-session-affinity: 
 
 import dataclasses
 import logging
+from typing import Any
 
 from absl import flags
 
@@ -25,20 +26,22 @@ DRAIN_S = flags.DEFINE_integer("drain_s", 300, "Seconds SIGTERM gives to request
 _OPTIONS = [field for field in dataclasses.fields(RouterConfig) if field.name != "workers"]
 _HELP = option_help()
 for _field in _OPTIONS:
-    _text = _HELP[_field.name]
+    _text: str = _HELP[_field.name]
+    _default: Any = _field.default
     if _field.name == "on_worker_failure":
-        flags.DEFINE_enum(_field.name, _field.default, FAILURE_POLICIES, _text)
-    elif isinstance(_field.default, int):
-        flags.DEFINE_integer(_field.name, _field.default, _text)
-    elif isinstance(_field.default, float):
-        flags.DEFINE_float(_field.name, _field.default, _text)
+        flags.DEFINE_enum(_field.name, _default, FAILURE_POLICIES, _text)
+    elif isinstance(_default, int):
+        flags.DEFINE_integer(_field.name, _default, _text)
+    elif isinstance(_default, float):
+        flags.DEFINE_float(_field.name, _default, _text)
     else:
-        flags.DEFINE_string(_field.name, _field.default, _text)
+        flags.DEFINE_string(_field.name, _default, _text)
 
 
 def main(_: list[str]) -> None:
     check_pools(WORKERS.value, PREFILL.value, DECODE.value)
-    config = RouterConfig(tuple(WORKERS.value), **{field.name: flags.FLAGS[field.name].value for field in _OPTIONS})
+    options: dict[str, Any] = {field.name: flags.FLAGS[field.name].value for field in _OPTIONS}
+    config = RouterConfig(tuple(WORKERS.value), **options)
     try:
         from trillion_infer.route.serve import serve
     except ModuleNotFoundError as error:

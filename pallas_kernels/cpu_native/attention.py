@@ -53,7 +53,7 @@ def ragged_paged_attention(
         "window": np.int64(window or 0),
         "chunk": np.int64(chunk or 0),
     }
-    return call(q, k, v, kv_pool, *batch, sinks, **attributes, isa=isa)
+    return call(q, k, v, kv_pool, *batch, sinks, **attributes, isa=isa)  # pyright: ignore[reportReturnType]
 
 
 def latent_paged_attention(
@@ -79,7 +79,7 @@ def latent_paged_attention(
     results = (jax.ShapeDtypeStruct(q_latent.shape, q_latent.dtype), jax.ShapeDtypeStruct(pool.shape, pool.dtype))
     call = jax.ffi.ffi_call("ti_latent_attention", results, input_output_aliases={3: 1})
     batch = _batch(layer, kv_lens, page_table, cu_q_lens, num_seqs)
-    return call(q_latent, q_rope.astype(q_latent.dtype), rows, pool, *batch, scale=np.float32(scale), isa=isa)
+    return call(q_latent, q_rope.astype(q_latent.dtype), rows, pool, *batch, scale=np.float32(scale), isa=isa)  # pyright: ignore[reportReturnType]
 
 
 def refuse_dtypes(q: Array, pool: Array) -> None:

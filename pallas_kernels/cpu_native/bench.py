@@ -47,7 +47,7 @@ def main() -> None:
                     start = time.perf_counter()
                     program(x, w).block_until_ready()
                     best[name] = min(best[name], time.perf_counter() - start)
-            line = {"N": columns, "M": depth, "T": rows}
+            line: dict[str, float] = {"N": columns, "M": depth, "T": rows}
             for name, seconds in best.items():
                 line[f"{name}_us"] = round(seconds / layers * 1e6, 1)
             line["native_gb_s"] = round(w.nbytes / best["native"] / 1e9, 2)

@@ -4,6 +4,7 @@
 """
 
 import hashlib
+import importlib.metadata
 import os
 import platform
 import shutil
@@ -15,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import jax
-import jaxlib
 
 SOURCES = Path(__file__).parent / "src"
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra")
@@ -84,7 +84,7 @@ def _digest(compiler: str) -> str:
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=60, check=False)
     if version.returncode != 0:
         raise _BuildError(version.stderr.strip() or "it does not run")
-    named = hashlib.sha256(repr((jaxlib.__version__, version.stdout, _FLAGS, UNITS)).encode())
+    named = hashlib.sha256(repr((importlib.metadata.version("jaxlib"), version.stdout, _FLAGS, UNITS)).encode())
     for source in sorted(SOURCES.iterdir()):
         named.update(source.name.encode() + b"\0" + source.read_bytes())
     return named.hexdigest()[:32]

@@ -76,5 +76,5 @@ def pool_copies(compiled: jax.stages.Compiled, pool: jax.ShapeDtypeStruct) -> li
     """Lines of the compiled program that copy an array of the size of the pool."""
     shape = ",".join(map(str, pool.shape))
     flat = str(prod(pool.shape[:-1]))
-    lines = [line for line in compiled.as_text().splitlines() if " copy(" in line or "copy-start(" in line]
+    lines = [line for line in (compiled.as_text() or "").splitlines() if " copy(" in line or "copy-start(" in line]
     return [line for line in lines if f"[{shape}]" in line or f"[{flat}," in line]

@@ -153,12 +153,12 @@ def _attend(operands, layer, out, first, last, plan, *, interpret, blocks):
         interpret=interpret,
         name=f"ragged_paged_attention_{'decode' if plan.partial else 'prefill'}",
     )(*args)
-    return _combine(*result, plan, last, out) if plan.partial else result[0]
+    return _combine(result, plan, last, out) if plan.partial else result[0]
 
 
-def _combine(acc, peaks, totals, plan, decode, out):
+def _combine(partial_results, plan, decode, out):
     """`out` with the quotient over all splits for the first `decode` tokens; others were not stored."""
-    acc, peaks, totals = (x.reshape(plan.splits, -1, *x.shape[1:]) for x in (acc, peaks, totals))
+    acc, peaks, totals = (x.reshape(plan.splits, -1, *x.shape[1:]) for x in partial_results)
     weight = jnp.exp(peaks - peaks.max(0)[None])
     total = (totals * weight).sum(0)
     value = (acc * weight[..., None]).sum(0) / jnp.where(total > 0, total, 1.0)[:, None]

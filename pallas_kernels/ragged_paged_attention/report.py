@@ -49,7 +49,7 @@ def rows(target: str, name: str) -> Iterator[Row]:
             target=kind.name,
             compile_seconds=round(seconds, 1),
             scratch_bytes=scratch,
-            temp_bytes=compiled.memory_analysis().temp_size_in_bytes,
+            temp_bytes=getattr(compiled.memory_analysis(), "temp_size_in_bytes", 0),
             pool_bytes=prod(pool.shape) * pool.dtype.itemsize,
             cost=cost,
             fewest=fewest(spec, lens),

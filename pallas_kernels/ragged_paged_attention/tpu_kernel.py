@@ -214,12 +214,13 @@ def kernel(
         seen = (key >= first_visible(query, plan.window, plan.chunk)) & (key <= jnp.minimum(query, last))
         key = first_key + lax.broadcasted_iota(jnp.int32, (keys, 1), 0)
         held = (key >= first_visible(position, plan.window, plan.chunk)) & (key <= last)
+        pool_dtype = jnp.dtype(plan.pool_dtype)
         for h in range(plan.kv_heads):
             (k_word, k_index), (v_word, v_index) = head_elements(h, plan.pack)
             words = get_words(slot, k_word)
-            k = unpack(words, k_index, plan.pool_dtype).astype(dot_dtype)
+            k = unpack(words, k_index, pool_dtype).astype(dot_dtype)
             words = words if v_word == k_word else get_words(slot, v_word)
-            v = unpack(words, v_index, plan.pool_dtype)
+            v = unpack(words, v_index, pool_dtype)
             v = (jnp.where(held, v, 0.0) if masked else v).astype(dot_dtype)
             q = get_rows(q_buf, (lax.rem(i, 2), h)).astype(dot_dtype)
             scores = lax.dot_general(

@@ -51,7 +51,7 @@ class PromptReader:
                 )
             text, ids = prompt, self.tokenizer.encode(prompt)
         else:
-            text, ids = None, self._check_ids(prompt)
+            text, ids = None, self._check_ids(prompt)  # pyright: ignore[reportArgumentType]
         if not ids:
             raise InvalidRequestError(
                 "The prompt is empty after tokenisation; give at least one token.", param="prompt"

@@ -59,7 +59,7 @@ class Tokenizer:
             eos_ids=eos_ids_from_gguf(metadata),
             chat_template=metadata.get("tokenizer.chat_template"),
             extra_template_variables={
-                name: backend.id_to_token(int(id)) for name, id in named.items() if id is not None
+                name: backend.id_to_token(int(id)) or "" for name, id in named.items() if id is not None
             },
         )
 

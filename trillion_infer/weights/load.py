@@ -118,6 +118,7 @@ class _Parameter:
         self.dtype = np.dtype(whole.dtype)
         by_bounds: dict[Bounds, list[jax.Device]] = {}
         for device, index in whole.sharding.addressable_devices_indices_map(whole.shape).items():
+            assert index is not None
             bounds = tuple(s.indices(n)[:2] for s, n in zip(index, whole.shape, strict=True))
             by_bounds.setdefault(bounds, []).append(device)
         self._shards: dict[Bounds, _Filling] = {}

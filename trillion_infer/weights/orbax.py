@@ -161,7 +161,7 @@ def _abstract(row: Mapping[str, Any]) -> Any:
         return jax.ShapeDtypeStruct(tuple(row["shape"]), jnp.dtype(row["dtype"]))
     packed = abstract(tuple(row["shape"]), row["format"], group=row["group"]).packed
     scale = jax.ShapeDtypeStruct(tuple(row["scale"]["shape"]), jnp.dtype(row["scale"]["dtype"]))
-    return QuantisedTensor(packed, scale, row["format"], row["group"])
+    return QuantisedTensor(packed, scale, row["format"], row["group"])  # pyright: ignore[reportArgumentType]
 
 
 def _placed(param: Any, sharding: Sharding) -> Any:
