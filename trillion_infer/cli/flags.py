@@ -14,6 +14,8 @@ from absl import app, flags
 
 from trillion_infer.core.sampling_params import SamplingParams
 
+flags.disclaim_key_flags()
+
 _NOT_FLAGS = {"self", "progress", "mesh_object"}
 _SAMPLING = (
     "max_tokens temperature top_p top_k min_p n stop stop_token_ids include_stop_str_in_output min_tokens logprobs "
@@ -88,4 +90,13 @@ def run(main: Callable[[list[str]], int | None]) -> None:
             print(f"error: {error}", file=sys.stderr)
             return 2
 
-    app.run(guarded)
+    app.run(guarded, flags_parser=_parse)
+
+
+def _parse(argv: list[str]) -> list[str]:
+    """Flags from the command line; a wrong one ends the program with one line and status 2."""
+    try:
+        return flags.FLAGS(argv)
+    except flags.Error as error:
+        print(f"error: {error} (--help lists the flags)", file=sys.stderr)
+        raise SystemExit(2) from None

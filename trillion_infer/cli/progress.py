@@ -22,12 +22,18 @@ def progress_bars() -> Iterator[Callable[[str, int, int], None]]:
         TimeRemainingColumn(),
     )
     tasks: dict[str, TaskID] = {}
-    with Progress(*columns, console=Console(file=sys.stderr)) as bars:
+    bars = Progress(*columns, console=Console(file=sys.stderr))
 
-        def tell(phase: str, done: int, total: int) -> None:
-            amount = f"{done}/{total}" if _UNITS.get(phase) != "bytes" else f"{done / 1e6:.0f}/{total / 1e6:.0f} MB"
-            if phase not in tasks:
-                tasks[phase] = bars.add_task(_LABELS.get(phase, phase), total=total, amount=amount)
-            bars.update(tasks[phase], completed=done, total=total, amount=amount)
+    def tell(phase: str, done: int, total: int) -> None:
+        amount = f"{done}/{total}" if _UNITS.get(phase) != "bytes" else f"{done / 1e6:.0f}/{total / 1e6:.0f} MB"
+        if not tasks:
+            bars.start()
+        if phase not in tasks:
+            tasks[phase] = bars.add_task(_LABELS.get(phase, phase), total=total, amount=amount)
+        bars.update(tasks[phase], completed=done, total=total, amount=amount)
 
+    try:
         yield tell
+    finally:
+        if tasks:
+            bars.stop()

@@ -62,17 +62,18 @@ class Buckets:
 
 
 def make_buckets(max_running: int, max_batch_tokens: int, max_drafts: int = 0) -> Buckets:
-    """Decode at 1, 8, 64, … rows: reading weights dominates there, so padding is nearly free. Prefill at a small and
-    the full number of tokens, for few and for all sequences. Few distinct row counts: each has its own sampler.
+    """Decode at 1, 4, 16, … rows: reading weights dominates there, so that padding costs less than its share. Prefill
+    at a small and the full number of tokens, for few and for all sequences. Few distinct row counts: each has its own
+    sampler.
 
     With `max_drafts` a sequence, steps that verify come at that many tokens a row and one more, and at fewer: half of
     that for one row, two a row for many.
     """
-    rows = _ladder(1, max_running, 8)
-    few = min(8, max_running)
-    tokens = _ladder(min(64, max_batch_tokens), max_batch_tokens, 8)
-    shapes = {(t, s) for t in tokens for s in (few, max_running) if t > s}
-    shapes.add((max(max_batch_tokens, max_running + 1), max_running))
+    rows = _ladder(1, max_running, 4)
+    few = min(16, max_running)
+    largest = max(max_batch_tokens, max_running + 1)
+    small = {(64, few), (2 * max(64, max_running), max_running), (largest, few)}
+    shapes = {(t, s) for t, s in small if s < t <= largest} | {(largest, max_running)}
     mixed = tuple(Bucket(t, s) for t, s in sorted(shapes))
     verify = _verify_buckets(rows, mixed[-1], max_drafts + 1) if max_drafts else ()
     return Buckets(tuple(Bucket(n, n) for n in rows), mixed, verify)

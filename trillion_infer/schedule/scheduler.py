@@ -197,7 +197,8 @@ class Scheduler:
     def _plan_decodes(self, step: _Step) -> None:
         lacking = [(r, _lacks(r)) for r in self._running]
         ready = [r for r, count in lacking if count == 1 and _may_run(r)]
-        prefilling = len(self._waiting) > 0 or any(count > 1 for _, count in lacking)
+        starting = len(self._waiting) > 0 and len(self._free_slots) > 0
+        prefilling = starting or any(count > 1 for _, count in lacking)
         spare = self.config.max_batch_tokens - len(ready)
         spare -= self.config.prefill_chunk if prefilling else 0
         for request in ready:
