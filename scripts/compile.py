@@ -14,6 +14,7 @@ from absl import app, flags
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # real devices here play no part
 os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
 
+from trillion_infer.cli.flags import run
 from trillion_infer.config.deployment import find_deployment
 from trillion_infer.core.errors import TrillionInferError
 from trillion_infer.plan.compile_report import CompileReport, compile_deployment
@@ -61,4 +62,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    run(main)

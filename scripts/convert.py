@@ -8,9 +8,10 @@ Expect: one line with the bytes and the speed; `--model=smollm2.orbax` then work
 import sys
 from pathlib import Path
 
-from absl import app, flags
+from absl import flags
 
 from sharding.mesh import make_mesh
+from trillion_infer.cli.flags import run
 from trillion_infer.config.engine import EngineConfig
 from trillion_infer.core.errors import TrillionInferError
 from trillion_infer.engine.build import plan_engine
@@ -47,4 +48,4 @@ def main(_: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    run(main)

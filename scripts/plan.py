@@ -12,6 +12,7 @@ import sys
 from absl import app, flags
 
 from trillion_infer.cache.eviction import POLICIES
+from trillion_infer.cli.flags import run
 from trillion_infer.core.errors import TrillionInferError
 from trillion_infer.plan.trace import Replay, compare, gap_closed, load_trace, plot
 
@@ -51,4 +52,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    run(main)

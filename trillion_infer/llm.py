@@ -97,6 +97,7 @@ class LLM:
         engine_config = EngineConfig(**{name: value for name, value in options.items() if name in engine_fields})
         if engine_config.compile_cache_folder:
             enable_compile_cache(engine_config.compile_cache_folder)
+        checkpoint = RandomCheckpoint(model, seed) if isinstance(model, Mapping) else open_checkpoint(model)
         try:
             roles = sub_meshes(options["disaggregate"]) if options["disaggregate"] else None
             self.mesh = roles["decode"][0] if roles else make_mesh(options["mesh"])
@@ -104,7 +105,6 @@ class LLM:
             raise ConfigError(str(error)) from error
         if roles and options["mesh"] is not None:
             raise ConfigError("mesh and disaggregate are both given; disaggregate makes its own meshes.")
-        checkpoint = RandomCheckpoint(model, seed) if isinstance(model, Mapping) else open_checkpoint(model)
         self.load_report: LoadReport | None = None
         with ThreadPoolExecutor(1) as pool:
             loading = pool.submit(load_tokenizer, checkpoint)

@@ -12,6 +12,7 @@ from typing import Any
 
 from absl import app, flags
 
+from trillion_infer.cli.platform import settle_platform
 from trillion_infer.core.sampling_params import SamplingParams
 
 flags.disclaim_key_flags()
@@ -84,6 +85,7 @@ def run(main: Callable[[list[str]], int | None]) -> None:
 
         if len(argv) > 1:
             raise app.UsageError(f"arguments {argv[1:]} are not flags; every option is --name=value.")
+        settle_platform()
         try:
             return main(argv)
         except (TrillionInferError, OSError) as error:
