@@ -9,8 +9,8 @@ _FLAG = "--xla_force_host_platform_device_count=8"
 if _FLAG not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_FLAG}".strip()
 
+import gc
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -32,24 +32,48 @@ def smollm2_path() -> Path:
     return fetch_smollm2()
 
 
+MAX_LLMS = 8
+"""Engines kept at once. Each compiled program takes a hundred memory maps, of which a process may have 65,530."""
+
+
 @pytest.fixture(scope="session")
 def make_llm() -> Callable:
-    """make_llm(path or name of a tiny model, **options): one LLM a set of options for the whole session."""
+    """make_llm(path or name of a tiny model, **options), shared by tests. `made` are the newest; the others are closed."""
     from trillion_infer import LLM
 
-    @cache
-    def make(model: str | Path, **options):
-        path = GOLDEN / "tiny" / model if isinstance(model, str) else model
-        options = {"dtype": "float32", "max_running": 8, "kv_memory": 16 * 2**20, **options}
-        return LLM(path, **options)
+    kept: dict = {}
 
+    def make(model: str | Path, **options):
+        key = (model, *sorted(options.items()))
+        llm = kept.pop(key, None)
+        if llm is None:
+            while len(kept) >= MAX_LLMS:
+                kept.pop(next(iter(kept))).close()
+                gc.collect()
+            path = GOLDEN / "tiny" / model if isinstance(model, str) else model
+            llm = LLM(path, **{"dtype": "float32", "max_running": 8, "kv_memory": 16 * 2**20, **options})
+        kept[key] = llm
+        make.made = list(kept.values())
+        return llm
+
+    make.made = []
     return make
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def smollm2(make_llm, smollm2_path):
     """SmolLM2 in float32."""
     return make_llm(smollm2_path, kv_memory=400 * 2**20, max_running=8)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def free_programs():
+    """What a module's own functions compiled is dropped after it."""
+    yield
+    import jax
+
+    jax.clear_caches()
+    gc.collect()
 
 
 AOT_SAMPLE = 6

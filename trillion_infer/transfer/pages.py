@@ -99,11 +99,15 @@ class PageMover:
     def put(
         self, pools: Sequence[Array], pages: Sequence[Sequence[int]], moved: Sequence[Sequence[tuple[int, Any]]]
     ) -> tuple[Array, ...]:
-        """The target's pools with the blocks in `pages`, in the order in which they were taken; donates the pools."""
+        """The target's pools with the blocks in `pages`, in the order in which they were taken; donates the pools.
+
+        Blocks may have been taken for another target; they move once more then.
+        """
         filled = []
         for group, (pool, ids, blocks) in enumerate(zip(pools, pages, moved, strict=True)):
             start = 0
             for count, data in blocks:
+                data = jax.device_put(data, self._target)
                 pool = self._into[group](pool, padded_ids(ids[start : start + count], pool.shape[1]), data)
                 start += count
             filled.append(pool)
