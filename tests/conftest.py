@@ -38,7 +38,7 @@ MAX_LLMS = 8
 
 @pytest.fixture(scope="session")
 def make_llm() -> Callable:
-    """make_llm(path or name of a tiny model, **options), shared by tests. `made` are the newest; the others are closed."""
+    """make_llm(path or name of a tiny model, **options), shared by tests. `made`: the newest; others are closed."""
     from trillion_infer import LLM
 
     kept: dict = {}
