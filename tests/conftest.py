@@ -38,10 +38,17 @@ MAX_LLMS = 8
 
 @pytest.fixture(scope="session")
 def make_llm() -> Callable:
-    """make_llm(path or name of a tiny model, **options), shared by tests. `made`: the newest; others are closed."""
+    """make_llm(path or name of a tiny model, **options), shared by tests. `made`: the newest; others are closed.
+
+    make_llm.fresh makes one that is the test's own.
+    """
     from trillion_infer import LLM
 
     kept: dict = {}
+
+    def fresh(model: str | Path, **options):
+        path = GOLDEN / "tiny" / model if isinstance(model, str) else model
+        return LLM(path, **{"dtype": "float32", "max_running": 8, "kv_memory": 16 * 2**20, **options})
 
     def make(model: str | Path, **options):
         key = (model, *sorted(options.items()))
@@ -50,13 +57,12 @@ def make_llm() -> Callable:
             while len(kept) >= MAX_LLMS:
                 kept.pop(next(iter(kept))).close()
                 gc.collect()
-            path = GOLDEN / "tiny" / model if isinstance(model, str) else model
-            llm = LLM(path, **{"dtype": "float32", "max_running": 8, "kv_memory": 16 * 2**20, **options})
+            llm = fresh(model, **options)
         kept[key] = llm
         make.made = list(kept.values())
         return llm
 
-    make.made = []
+    make.made, make.fresh = [], fresh
     return make
 
 

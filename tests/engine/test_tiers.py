@@ -26,7 +26,7 @@ class Conversations:
         """A device pool that holds three sessions; the test's own."""
         layouts = self._cold.blueprint.layouts
         memory = tight_memory(self._cold, pages=3 * LONGEST // 8 // len(layouts))
-        return self._make.__wrapped__(self.name, **{**SMALL, "max_model_len": 112, "kv_memory": memory, **options})
+        return self._make.fresh(self.name, **{**SMALL, "max_model_len": 112, "kv_memory": memory, **options})
 
     def prompt(self, session: int, turn: int = 0) -> list[int]:
         return self._whole[session][: min(LENGTH + session + 5 * turn, LONGEST)]
@@ -203,7 +203,7 @@ def test_two_llms_on_one_folder_find_each_others_blocks(dense, tmp_path):
 
 def test_another_model_and_another_dtype_find_nothing(make_llm, tmp_path):
     for name, options in (("smollm2", {}), ("qwen3", {}), ("smollm2", {"dtype": "bfloat16"})):
-        llm = make_llm.__wrapped__(name, **SMALL, **options, disk_kv=f"{tmp_path}:1e9")
+        llm = make_llm.fresh(name, **SMALL, **options, disk_kv=f"{tmp_path}:1e9")
         (output,) = llm.generate([prompts_of(3, [60])[0]], greedy(4))
         assert output.num_cached_tokens == 0
         llm.close()
@@ -211,7 +211,7 @@ def test_another_model_and_another_dtype_find_nothing(make_llm, tmp_path):
 
 def test_a_prefix_that_cannot_be_reused_is_computed_k11(make_llm, tmp_path):
     """Rotary frequencies that depend on the sequence's length: nothing is kept, in any tier."""
-    llm = make_llm.__wrapped__("llama_dynamic", **SMALL, host_kv=1e9, disk_kv=f"{tmp_path}:1e9")
+    llm = make_llm.fresh("llama_dynamic", **SMALL, host_kv=1e9, disk_kv=f"{tmp_path}:1e9")
     for _ in range(2):
         (output,) = llm.generate([prompts_of(3, [60])[0]], greedy(4))
         assert output.num_cached_tokens == 0
@@ -234,4 +234,4 @@ def test_a_prefix_that_cannot_be_reused_is_computed_k11(make_llm, tmp_path):
 )
 def test_bad_tiers_are_refused_at_the_start(make_llm, options, message):
     with pytest.raises(ConfigError, match=message):
-        make_llm.__wrapped__("smollm2", **options)
+        make_llm.fresh("smollm2", **options)
