@@ -226,15 +226,15 @@ def test_cost_is_that_of_the_bucket_a_step_would_run_in():
     buckets = make_buckets(8, 64, MAX_DRAFTS)
     decode, small, large = Bucket(8, 8), Bucket(16, 8, 8), Bucket(64, 8, 8)
     cost = BucketCost(buckets)
-    cost.at(3, 0)
-    assert cost.estimate(3) is None
+    cost.at(5, 0)
+    assert cost.estimate(5) is None
     for bucket, seconds in ((decode, 9.0), (decode, 1.0), (large, 9.0)):
         cost.record_step(bucket, seconds)
-    assert cost.estimate(3) == cost.estimate(16) == cost.estimate(24) == 1.0  # first runs do not count
+    assert cost.estimate(5) == cost.estimate(16) == cost.estimate(24) == 1.0  # first runs do not count
     cost.record_step(small, 9.0)
     cost.record_step(small, 2.0)
     cost.record_step(large, 5.0)
-    assert [cost.estimate(tokens) for tokens in (3, 4, 16, 17, 24)] == [1.0, 2.0, 2.0, 5.0, 5.0]
+    assert [cost.estimate(tokens) for tokens in (5, 6, 16, 17, 24)] == [1.0, 2.0, 2.0, 5.0, 5.0]
     for _ in range(600):
         cost.record_step(decode, 1.0)
     assert cost.estimate(24) == 2.0  # the large one has not run for long: it is as good as untried
