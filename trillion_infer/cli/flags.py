@@ -91,6 +91,9 @@ def run(main: Callable[[list[str]], int | None]) -> None:
         except (TrillionInferError, OSError) as error:
             print(f"error: {error}", file=sys.stderr)
             return 2
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            return 130
 
     app.run(guarded, flags_parser=_parse)
 

@@ -1,7 +1,7 @@
 """A decoder from its description: embeddings, segments of stacked layers run by scans, final norm, logits."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import jax.numpy as jnp
 import numpy as np
@@ -49,6 +49,11 @@ class TensorNames:
     final_norm: str = "model.norm."
     head: str = "lm_head.weight"
     experts: ExpertNames = field(default_factory=ExpertNames)
+
+    def within(self, prefix: str) -> "TensorNames":
+        """The same names inside a multimodal checkpoint, which puts `prefix` before its language model's tensors."""
+        outer = {name: prefix + getattr(self, name) for name in ("layer", "embed", "final_norm", "head")}
+        return replace(self, **outer)
 
 
 @dataclass(frozen=True)

@@ -34,13 +34,7 @@ def _multimodal(config: HFConfig, generation: Mapping[str, Any]) -> Family:
     config.ignore("video_placeholder", "image_token_id", "vt_hidden_size")
     config.finish()
     family = read(text, generation)
-    prefix = "language_model."
-    names = TensorNames(
-        layer=prefix + family.names.layer,
-        embed=prefix + family.names.embed,
-        final_norm=prefix + family.names.final_norm,
-        head=prefix + family.names.head,
-    )
+    names = family.names.within("language_model.")
     return dataclasses.replace(family, names=names, ignore=(*family.ignore, *VISION))
 
 

@@ -38,14 +38,7 @@ def _multimodal(config: HFConfig, generation: Mapping[str, Any]) -> Family:
     config.ignore("vision_config", "boi_token_index", "eoi_token_index", "image_token_index")
     config.finish()
     family = read(text, generation)
-    prefix = "language_model."
-    names = dataclasses.replace(
-        family.names,
-        layer=prefix + family.names.layer,
-        embed=prefix + family.names.embed,
-        final_norm=prefix + family.names.final_norm,
-        head=prefix + family.names.head,
-    )
+    names = family.names.within("language_model.")
     return dataclasses.replace(family, names=names, ignore=(r"vision_model\..*", r"multi_modal_projector\..*"))
 
 
