@@ -12,6 +12,7 @@ from trillion_infer.serve.fields import Fields
 from trillion_infer.serve.metrics import pages_in_use
 from trillion_infer.serve.replies import error_reply, json_reply
 from trillion_infer.serve.server import Server
+from trillion_infer.serve.tool_choice import read_tools
 
 
 async def health(http: HttpRequest) -> Response:
@@ -88,7 +89,8 @@ async def tokenize(http: HttpRequest) -> Response:
             "chat_template_kwargs",
         )
         fields = Fields(body, known)
-        messages, tools = fields.need("messages", list), fields.take("tools", list)
+        messages = fields.need("messages", list)
+        tools = read_tools(fields.take("tools", list), None, True).offered or None
         variables = template_variables(fields)
         ids = await server.prepared(
             lambda: server.tokenizer.encode(server.template.render(messages, tools=tools, **variables))

@@ -18,6 +18,7 @@ from trillion_infer.serve.chat import chat_completions
 from trillion_infer.serve.completions import completions
 from trillion_infer.serve.errors import ApiError, as_api_error
 from trillion_infer.serve.gate import Gate
+from trillion_infer.serve.openapi import openapi
 from trillion_infer.serve.options import ServerOptions
 from trillion_infer.serve.replies import error_reply
 from trillion_infer.serve.responses import responses
@@ -36,8 +37,19 @@ _ROUTES = [
     Route("/health", admin.health),
     Route("/metrics", admin.metrics),
     Route("/status", admin.status),
+    Route("/openapi.json", openapi),
     Route("/", admin.page),
 ]
+
+
+def endpoints() -> set[tuple[str, str]]:
+    """Path and method of every route, as the OpenAPI document writes them."""
+    return {
+        (route.path.replace(":path}", "}"), method)
+        for route in _ROUTES
+        for method in route.methods or ()
+        if method != "HEAD"
+    }
 
 
 def create_app(generator: Generator, options: ServerOptions) -> Starlette:

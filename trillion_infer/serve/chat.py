@@ -19,7 +19,7 @@ from trillion_infer.serve.sse import EventStream, until_disconnect
 from trillion_infer.serve.tool_choice import ToolUse, message_structure, read_tools
 from trillion_infer.text.tools import opens_reasoning
 
-_FIELDS = COMMON | frozenset(
+FIELDS = COMMON | frozenset(
     "messages max_completion_tokens logprobs top_logprobs tools tool_choice parallel_tool_calls reasoning_effort "
     "chat_template_kwargs add_generation_prompt continue_final_message".split()
 )
@@ -80,7 +80,7 @@ async def run_chat(server: Server, request: ChatRequest, job_id: str, tenant: st
 
 def read_chat(body: Any, server: Server) -> ChatRequest:
     """Checks a body. Raises ApiError and InvalidRequestError."""
-    fields = Fields(body, _FIELDS)
+    fields = Fields(body, FIELDS)
     server.check_model(fields.need("model", str))
     stream, include_usage = read_stream(fields)
     params = read_sampling(

@@ -21,7 +21,7 @@ from trillion_infer.serve.sampling import COMMON, read_sampling, read_stream, re
 from trillion_infer.serve.server import Server, new_id
 from trillion_infer.serve.sse import EventStream, until_disconnect
 
-_FIELDS = COMMON | {"prompt", "echo", "logprobs", "suffix", "best_of"}
+FIELDS = COMMON | {"prompt", "echo", "logprobs", "suffix", "best_of"}
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ async def completions(http: HttpRequest) -> Response:
 
 def read_completion(body: Any, server: Server) -> CompletionRequest:
     """Checks a body. Raises ApiError and InvalidRequestError."""
-    fields = Fields(body, _FIELDS)
+    fields = Fields(body, FIELDS)
     server.check_model(fields.need("model", str))
     echo, logprobs = fields.take("echo", bool, default=False), fields.take("logprobs", int)
     stream, include_usage = read_stream(fields)

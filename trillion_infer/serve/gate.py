@@ -15,7 +15,7 @@ from trillion_infer.serve.server import Server
 
 access_log = logging.getLogger("trillion_infer.access")
 log = logging.getLogger("trillion_infer.serve")
-_OPEN = ("/", "/health", "/metrics", "/status")
+_OPEN = ("/", "/health", "/metrics", "/openapi.json", "/status")
 _GONE = 499
 """Stands for the status of an answer whose client left before it began."""
 _ID = re.compile(r"[A-Za-z0-9._:\-]{1,100}")

@@ -10,7 +10,7 @@ from trillion_infer.serve.server import Server
 from trillion_infer.serve.tool_choice import read_tools
 
 _SAMPLING = "temperature top_p top_k min_p seed stop"
-_FIELDS = frozenset(
+FIELDS = frozenset(
     f"{_SAMPLING} model input instructions max_output_tokens tools tool_choice parallel_tool_calls text stream "
     "stream_options reasoning truncation include background previous_response_id cache_salt".split()
 )
@@ -19,7 +19,7 @@ _FUNCTION = ("name", "description", "parameters", "strict")
 
 def read_response_request(body: Any, server: Server) -> ChatRequest:
     """Checks a body. Raises ApiError and InvalidRequestError."""
-    fields = Fields(body, _FIELDS)
+    fields = Fields(body, FIELDS)
     server.check_model(fields.need("model", str))
     for name in ("background", "previous_response_id"):
         if fields.take(name, str, bool):
