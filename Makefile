@@ -8,7 +8,7 @@ PYTHON ?=
 VENV ?= .venv
 RUN = JAX_PLATFORMS=$${JAX_PLATFORMS:-cpu} $(VENV)/bin/python
 
-.PHONY: demo test test-slow test-aot test-oldest lint format clean
+.PHONY: demo test test-slow test-aot test-oldest browser lint format clean
 
 $(VENV)/.base: pyproject.toml scripts/setup_venv.sh
 	@scripts/setup_venv.sh "$(VENV)" "$(PYTHON)" ""
@@ -22,7 +22,7 @@ demo: $(VENV)/.base
 	@$(VENV)/bin/python scripts/demo.py --prompt="$$DEMO_PROMPT"
 demo: export DEMO_PROMPT = $(PROMPT)
 
-test: $(VENV)/.test lint
+test: $(VENV)/.test lint browser
 	$(RUN) -m pytest -n 2 --dist loadfile -m "not slow and not gpu and not tpu"
 
 test-slow: $(VENV)/.test
@@ -34,6 +34,9 @@ test-aot: $(VENV)/.test
 test-oldest:
 	@scripts/setup_venv.sh .venv-oldest python3.11 "test"
 	JAX_PLATFORMS=cpu .venv-oldest/bin/python -m pytest -m "smoke"
+
+browser:
+	@scripts/setup_browser.sh
 
 lint: $(VENV)/.test
 	$(VENV)/bin/ruff check .

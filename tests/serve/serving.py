@@ -64,7 +64,7 @@ def serving(script: Any, tokenizer: Any = PLAIN, options: dict | None = None, **
     if isinstance(script, str | bytes):
         script = [*(tokenizer.encode(script) if isinstance(script, str) else script), EOS]
     generator = scripted_generator(script, tokenizer, **engine)
-    app = create_app(generator, ServerOptions(MODEL, **(options or {})))
+    app = create_app(generator, ServerOptions(**{"model_name": MODEL, **(options or {})}))
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     running = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=5))

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from jax.sharding import Mesh
+
 from trillion_infer.cache.group import HeldPages
 from trillion_infer.core.request import Request, Status
 from trillion_infer.engine.engine import Engine, TokenEvent
@@ -244,6 +246,11 @@ class DisaggregatedEngine:
         total["kv_pages_moved"], total["kv_pages_found"] = self.figures.pages, self.figures.pages_found
         total["kv_bytes_moved"] = sum(mover.bytes_moved for row in self.movers for mover in row)
         return total
+
+    def meshes(self) -> list[tuple[str, Mesh]]:
+        """The meshes of each role."""
+        roles = (("prefill", self.prefill), ("decode", self.decode))
+        return [(role, engine.programs.mesh) for role, engines in roles for engine in engines]
 
     def memory(self) -> dict[str, int]:
         """Bytes by holder, the pools of each role apart."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from trillion_infer.core.outputs import Logprob
@@ -374,6 +374,10 @@ class Engine:
             for name, value in scheduler.stats().items():
                 total[name] = total.get(name, 0) + value
         return total if self.tiering is None else {**total, **self.tiering.stats()}
+
+    def meshes(self) -> list[tuple[str, Mesh]]:
+        """The meshes that this runs on, by what they do."""
+        return [("engine", self.programs.mesh)]
 
     def memory(self) -> dict[str, int]:
         """Bytes of what stays on the devices besides weights, by holder."""

@@ -1,6 +1,5 @@
 """Endpoints around the model: health, figures, models, tokens, abort."""
 
-from importlib.resources import files
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
@@ -9,7 +8,6 @@ from starlette.responses import Response
 from trillion_infer.serve.chat import template_variables
 from trillion_infer.serve.errors import ApiError
 from trillion_infer.serve.fields import Fields
-from trillion_infer.serve.metrics import pages_in_use
 from trillion_infer.serve.replies import error_reply, json_reply
 from trillion_infer.serve.server import Server
 from trillion_infer.serve.tool_choice import read_tools
@@ -28,30 +26,6 @@ async def metrics(http: HttpRequest) -> Response:
     """Prometheus' text format."""
     server: Server = http.app.state.server
     return Response(server.metrics.text(await server.stats()), media_type="text/plain; version=0.0.4; charset=utf-8")
-
-
-async def page(http: HttpRequest) -> Response:
-    """The status page, which needs nothing from elsewhere."""
-    html = files("trillion_infer.serve").joinpath("status.html").read_bytes()
-    headers = {"Content-Security-Policy": "default-src 'self' 'unsafe-inline'", "X-Frame-Options": "DENY"}
-    return Response(html, headers=headers, media_type="text/html; charset=utf-8")
-
-
-async def status(http: HttpRequest) -> Response:
-    """The figures of the status page, as JSON."""
-    server: Server = http.app.state.server
-    stats = await server.stats()
-    return json_reply(
-        {
-            "model": server.options.model_name,
-            "max_model_len": server.reader.max_model_len,
-            "trouble": server.health(),
-            "requests": len(server.jobs),
-            "generated_tokens": server.generated_tokens,
-            "kv_in_use": pages_in_use(stats),
-            "engine": stats,
-        }
-    )
 
 
 async def models(http: HttpRequest) -> Response:

@@ -1,6 +1,7 @@
 """One HTTP request's prompts on their way through the engine."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from typing import Any
@@ -20,6 +21,7 @@ class Job:
 
     def __init__(self, job_id: str, tenant: str, thread: EngineThread, prepared: Sequence[Prepared]):
         self.id, self.tenant = job_id, tenant
+        self.began = time.monotonic()
         self._thread, self._prepared = thread, list(prepared)
         self._items: asyncio.Queue[tuple[int, Item]] = asyncio.Queue()
         self._submitted = 0
@@ -77,6 +79,15 @@ class Job:
             "total_tokens": prompt + completion,
             "prompt_tokens_details": {"cached_tokens": sum(output.num_cached_tokens for output in outputs)},
         }
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(len(requests[0].prompt_ids) for _, requests in self._prepared)
+
+    @property
+    def tokens_so_far(self) -> int:
+        """Generated tokens of all completions."""
+        return sum(len(text.output.token_ids) for state in self.states for text in state.texts)
 
     @property
     def max_tokens(self) -> int:

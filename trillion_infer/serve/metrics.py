@@ -1,5 +1,6 @@
 """Prometheus figures, under vLLM's names where the meaning is the same."""
 
+from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
@@ -16,6 +17,7 @@ class Metrics:
 
     def __init__(self, model_name: str):
         self.registry = CollectorRegistry()
+        self.recent_first_token_s: deque[float] = deque(maxlen=64)
         self._model = model_name
 
         def gauge(name: str, text: str) -> Gauge:
@@ -64,6 +66,7 @@ class Metrics:
                 self._queued.observe(marks.first_scheduled_time - marks.arrival_time)
             if marks.time_to_first_token is not None:
                 self._first.observe(marks.time_to_first_token)
+                self.recent_first_token_s.append(marks.time_to_first_token)
             if marks.last_token_time is not None:
                 self._whole.observe(marks.last_token_time - marks.arrival_time)
             for earlier, later in zip(marks.token_times, marks.token_times[1:], strict=False):

@@ -147,7 +147,7 @@ class Server:
         job.abort()
         if self.jobs.pop(job.id, None) is not None:
             self.metrics.observe(job)
-            self.generated_tokens += sum(len(each.token_ids) for o in job.outputs.values() for each in o.outputs)
+            self.generated_tokens += job.tokens_so_far
 
     def abort(self, job_id: str, tenant: str) -> bool:
         """Ends a tenant's job; False for an id that is not live or somebody else's."""
