@@ -1,39 +1,52 @@
 """Logical axes of parameters to axes of the mesh: one table per role; two logical axes on one mesh axis raise."""
 
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
 
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-Rules = Mapping[str, str | None]
+MODEL_AXES = ("expert", "tensor")
+"""Mesh axes whose devices see the same tokens: what is not an expert is split over all of them."""
+
+Rules = Mapping[str, tuple[str, ...]]
 
 SERVE_RULES: Rules = MappingProxyType(
     {
-        "layers": None,
-        "vocab": "tensor",
-        "embed": None,
-        "kv_heads": "tensor",
-        "heads_in_group": None,
-        "head_dim": None,
-        "heads": "tensor",
-        "latent": None,
-        "ffn": "tensor",
-        "gate_up": None,
-        "experts": "expert",
-        "expert_ffn": "tensor",
-        "router": None,
-        "norm": None,
+        "layers": (),
+        "vocab": MODEL_AXES,
+        "embed": (),
+        "kv_heads": MODEL_AXES,
+        "heads_in_group": (),
+        "head_dim": (),
+        "heads": MODEL_AXES,
+        "latent": (),
+        "latent_rows": MODEL_AXES,
+        "ffn": MODEL_AXES,
+        "gate_up": (),
+        "experts": ("expert",),
+        "expert_ffn": ("tensor",),
+        "router": (),
+        "router_rows": MODEL_AXES,
+        "norm": (),
     }
 )
-"""Megatron layout (arXiv 1909.08053): heads and ffn width over `tensor`, experts over `expert`, the rest replicated.
+"""Megatron layout (arXiv 1909.08053): heads, ffn width and vocabulary over `expert` and `tensor` together, experts over
+`expert` and their width over `tensor`; the rows of low-rank and router products are split too and their few results
+gathered. Norms and biases are replicated.
 
-A new layout is another table: a layer asks `mesh_axis` where its contraction is split and sums over that axis.
+A new layout is another table: a layer asks `mesh_axes` where its contraction is split and sums over those axes.
 """
 
 
-def mesh_axis(rules: Rules, logical: str | None) -> str | None:
-    """The mesh axis a logical axis is split over; None: not split. A name the table lacks raises KeyError."""
-    return None if logical is None else rules[logical]
+def mesh_axes(rules: Rules, logical: str | None) -> tuple[str, ...]:
+    """The mesh axes a logical axis is split over, the slowest first. A name the table lacks raises KeyError."""
+    return () if logical is None else rules[logical]
+
+
+def shards(rules: Rules, logical: str, sizes: Mapping[str, int]) -> int:
+    """Into how many parts a logical axis is cut on a mesh of these sizes."""
+    return math.prod(sizes[axis] for axis in mesh_axes(rules, logical))
 
 
 def partition_spec(axes: tuple[str | None, ...], rules: Rules) -> PartitionSpec:
@@ -41,15 +54,15 @@ def partition_spec(axes: tuple[str | None, ...], rules: Rules) -> PartitionSpec:
     placed: dict[str, str | None] = {}
     parts = []
     for logical in axes:
-        physical = mesh_axis(rules, logical)
-        if physical is not None:
-            if physical in placed:
+        physical = mesh_axes(rules, logical)
+        for axis in physical:
+            if axis in placed:
                 raise ValueError(
-                    f"logical axes {placed[physical]!r} and {logical!r} of one parameter both map to mesh axis "
-                    f"{physical!r}; give one of them another axis in the rules."
+                    f"logical axes {placed[axis]!r} and {logical!r} of one parameter both map to mesh axis "
+                    f"{axis!r}; give one of them another axis in the rules."
                 )
-            placed[physical] = logical
-        parts.append(physical)
+            placed[axis] = logical
+        parts.append(physical[0] if len(physical) == 1 else physical or None)
     return PartitionSpec(*parts)
 
 

@@ -1,6 +1,7 @@
 """Device arrays of the KV pools: shapes, sharding, bytes."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import jax
@@ -8,6 +9,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from sharding.heads import HeadPlan
+from sharding.rules import MODEL_AXES, SERVE_RULES, shards
 from trillion_infer.config.model import AttentionSpec, CacheKey, ModelConfig, cache_key
 
 LANES = 128
@@ -35,10 +37,10 @@ class PoolLayout:
 
     @property
     def spec(self) -> PartitionSpec:
-        """Pages over `data`, heads over `tensor`."""
+        """Pages over `data`, heads over `expert` and `tensor`."""
         if self.key.kind == "latent":
             return PartitionSpec(None, "data")
-        return PartitionSpec(None, "data", None, "tensor")
+        return PartitionSpec(None, "data", None, MODEL_AXES)
 
     @property
     def page_bytes(self) -> int:
@@ -49,7 +51,9 @@ class PoolLayout:
         return jax.ShapeDtypeStruct(self.shape(pages), jnp.dtype(self.dtype), sharding=NamedSharding(mesh, self.spec))
 
 
-def pool_layouts(config: ModelConfig, page_size: int, dtype: str, tensor: int, platform: str) -> tuple[PoolLayout, ...]:
+def pool_layouts(
+    config: ModelConfig, page_size: int, dtype: str, sizes: Mapping[str, int], platform: str
+) -> tuple[PoolLayout, ...]:
     """One layout a cache key of the model, in the model's order."""
     pack = 4 // jnp.dtype(dtype).itemsize if platform == "tpu" else 1
     layouts = []
@@ -58,7 +62,7 @@ def pool_layouts(config: ModelConfig, page_size: int, dtype: str, tensor: int, p
         if key.kind == "attention":
             mixer = next(layer.mixer for layer in config.layers if cache_key(layer.mixer) == key)
             assert isinstance(mixer, AttentionSpec)
-            heads = HeadPlan(mixer.heads, mixer.kv_heads, tensor).physical_kv_heads
+            heads = HeadPlan(mixer.heads, mixer.kv_heads, shards(SERVE_RULES, "kv_heads", sizes)).physical_kv_heads
         dim = -(-key.dim // LANES) * LANES if platform == "tpu" else key.dim
         layouts.append(PoolLayout(key, config.layers_of(key), page_size, heads, dim, dtype, pack))
     return tuple(layouts)

@@ -5,7 +5,7 @@ import os
 from collections.abc import Sequence
 
 import jax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
 from trillion_infer.cache.layout import PoolLayout
 from trillion_infer.config.cache import CacheGroup
@@ -21,14 +21,14 @@ RESERVE = {"tpu": 1 << 29, "gpu": 1 << 30, "cuda": 1 << 30}
 
 def local_page_bytes(layout: PoolLayout, mesh: Mesh) -> int:
     """Bytes of one page on one device."""
-    split = mesh.shape["tensor"] if layout.key.kind == "attention" else 1
-    return layout.page_bytes // split
+    shard = NamedSharding(mesh, layout.spec).shard_shape(layout.shape(mesh.shape["data"]))
+    return math.prod(shard) * jax.numpy.dtype(layout.dtype).itemsize
 
 
 def available(mesh: Mesh, kv_memory: float | None, temp_bytes: int) -> int:
     """Bytes a device for the pools. kv_memory: bytes for the whole mesh (above 1), a fraction of what is free, None."""
     if kv_memory is not None and kv_memory > 1:
-        return int(kv_memory) // (mesh.shape["tensor"] * mesh.shape["data"])
+        return int(kv_memory) // mesh.devices.size
     device = next(d for d in mesh.devices.flat if d.process_index == jax.process_index())
     memory = device_memory(device)
     if platform_of(mesh) == "cpu" or memory is None:

@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from pallas_kernels.quantised_matmul.formats import QuantisedTensor
 from sharding.heads import HeadPlan
-from sharding.rules import SERVE_RULES, named_sharding
+from sharding.rules import SERVE_RULES, named_sharding, shards
 from trillion_infer.cache.kv_cache import KVCache
 from trillion_infer.cache.layout import PoolLayout, pool_layouts
 from trillion_infer.cache.naming import BlockNamer
@@ -80,8 +80,9 @@ class Blueprint:
     packing: Packing | None = None
 
     @property
-    def tensor(self) -> int:
-        return self.mesh.shape["tensor"]
+    def model_shards(self) -> int:
+        """Devices that see the same tokens and split heads, ffn width and vocabulary."""
+        return shards(SERVE_RULES, "heads", self.mesh.shape)
 
     @property
     def data(self) -> int:
@@ -108,7 +109,7 @@ class Blueprint:
             pages,
             self.config.max_running,
             -(-self.max_model_len // page_size),
-            padded_vocab(self.family.config.vocab, self.tensor),
+            padded_vocab(self.family.config.vocab, self.model_shards),
             self.config.penalties,
         )
 
@@ -160,7 +161,7 @@ def plan_engine(family: Family, mesh: Mesh, config: EngineConfig, packing: Packi
         max_batch_tokens = max_model_len + config.max_running
     kv_dtype = config.kv_dtype if config.kv_dtype not in (None, "auto") else dtype
     page_size = config.page_size or default_page_size(platform_of(mesh))
-    layouts = pool_layouts(model_config, page_size, kv_dtype, mesh.shape["tensor"], platform_of(mesh))
+    layouts = pool_layouts(model_config, page_size, kv_dtype, dict(mesh.shape), platform_of(mesh))
     model = Decoder(model_config, family.names, dict(mesh.shape))
     return Blueprint(family, mesh, config, dtype, model, layouts, max_model_len, max_batch_tokens, packing)
 
@@ -257,7 +258,7 @@ def _side(blueprint: Blueprint) -> tuple[Mesh, tuple[PoolLayout, ...], list[Head
     for layout in blueprint.layouts:
         mixer = mixers[layout.key]
         attends = isinstance(mixer, AttentionSpec)
-        plans.append(HeadPlan(mixer.heads, mixer.kv_heads, blueprint.tensor) if attends else None)
+        plans.append(HeadPlan(mixer.heads, mixer.kv_heads, blueprint.model_shards) if attends else None)
     return blueprint.mesh, blueprint.layouts, plans
 
 

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Int, UInt
 
-from sharding.rules import SERVE_RULES, partition_spec
+from sharding.rules import MODEL_AXES, SERVE_RULES, partition_spec
 from trillion_infer.engine.batch import ON_DEVICE, BatchLayout, token_positions
 from trillion_infer.engine.buckets import Bucket
 from trillion_infer.engine.state import DeviceState
@@ -124,7 +124,7 @@ def _sharded_forward(model: Decoder, mesh: Mesh, state: DeviceState, ops: Ops):
         shard,
         mesh=mesh,
         in_specs=(params, pools, tables, P("data")),
-        out_specs=(P("data", "tensor"), P("data"), pools),
+        out_specs=(P("data", MODEL_AXES), P("data"), pools),
         check_vma=False,
     )
 
@@ -138,7 +138,7 @@ def make_score(model: Decoder, mesh: Mesh, ops: Ops):
             lambda p, h: model.logits(p, h, dict(mesh.shape), ops),
             mesh=mesh,
             in_specs=(specs, P()),
-            out_specs=P(None, "tensor"),
+            out_specs=P(None, MODEL_AXES),
             check_vma=False,
         )(params, hidden)
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from sharding.rules import SERVE_RULES, Rules, mesh_axis
+from sharding.rules import SERVE_RULES, Rules, mesh_axes
 from trillion_infer.config.model import CacheKey, Rope
 
 
@@ -54,12 +54,21 @@ class Context:
     ops: Ops
     rules: Rules = field(default_factory=lambda: SERVE_RULES)
 
+    def axes(self, logical: str) -> tuple[str, ...]:
+        """The mesh axes with more than one device over which a logical axis is split."""
+        return tuple(axis for axis in mesh_axes(self.rules, logical) if self.axis_sizes[axis] > 1)
+
     def sum_over(self, x: Array, logical: str) -> Array:
-        """Completes a contraction over a logical axis: sums over the mesh axis it is split on, if any."""
-        axis = mesh_axis(self.rules, logical)
-        return x if axis is None or self.axis_sizes[axis] == 1 else lax.psum(x, axis)
+        """Completes a contraction over a logical axis: sums over the mesh axes it is split on, if any."""
+        axes = self.axes(logical)
+        return lax.psum(x, axes) if axes else x
+
+    def gather(self, x: Array, logical: str, axis: int) -> Array:
+        """The whole of array axis `axis`, of which each shard along a logical axis holds a part."""
+        axes = self.axes(logical)
+        return lax.all_gather(x, axes, axis=axis, tiled=True) if axes else x
 
     def shard_index(self, logical: str) -> Int[Array, ""] | int:
-        """This shard's place along the mesh axis of a logical axis."""
-        axis = mesh_axis(self.rules, logical)
-        return 0 if axis is None or self.axis_sizes[axis] == 1 else lax.axis_index(axis)
+        """This shard's place along the mesh axes of a logical axis."""
+        axes = self.axes(logical)
+        return lax.axis_index(axes) if axes else 0

@@ -9,6 +9,7 @@ from flax import nnx
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from sharding.rules import SERVE_RULES, shards
 from trillion_infer.config.model import (
     AttentionSpec,
     CacheKey,
@@ -79,12 +80,13 @@ class Layer(nnx.Module):
 
         self.key = cache_key(spec.mixer)
         mixer = Attention if isinstance(spec.mixer, AttentionSpec) else LatentAttention
-        self.mixer = mixer(spec.mixer, config, tuple(p + names.mixer for p in prefixes), sizes["tensor"])  # pyright: ignore
+        model = shards(SERVE_RULES, "heads", sizes)
+        self.mixer = mixer(spec.mixer, config, tuple(p + names.mixer for p in prefixes), model)  # pyright: ignore
         ffn = tuple(p + names.ffn for p in prefixes)
         self.ffn = (
-            GatedFFN(spec.ffn, config, ffn, sizes["tensor"])
+            GatedFFN(spec.ffn, config, ffn, model)
             if isinstance(spec.ffn, DenseSpec)
-            else MoE(spec.ffn, config, ffn, names.experts, sizes["tensor"], sizes["expert"])
+            else MoE(spec.ffn, config, ffn, names.experts, sizes)
         )
         self.mixer_norm, self.ffn_norm = norm(names.mixer_norm), norm(names.ffn_norm)
         sandwich = spec.residual == "sandwich"
@@ -105,9 +107,9 @@ class Decoder(nnx.Module):
 
     def __init__(self, config: ModelConfig, names: TensorNames, sizes: Sizes):
         self.config, self.names = config, names
-        tensor = sizes["tensor"]
-        self.embed = Embedding(config, names.embed, tensor)
-        self.head = None if config.tied else Embedding(config, names.head, tensor)
+        parts = shards(SERVE_RULES, "vocab", sizes)
+        self.embed = Embedding(config, names.embed, parts)
+        self.head = None if config.tied else Embedding(config, names.head, parts)
         self.norm = RMSNorm((names.final_norm,), config.width, config.norm_eps, config.norm_plus_one)
         self.segments = nnx.List()
         first = 0

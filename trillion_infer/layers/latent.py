@@ -11,7 +11,7 @@ from trillion_infer.config.model import LatentSpec, ModelConfig, cache_key
 from trillion_infer.layers.context import Context
 from trillion_infer.layers.linear import linear
 from trillion_infer.layers.norm import RMSNorm
-from trillion_infer.layers.parameters import WHOLE, Part, stacked, value
+from trillion_infer.layers.parameters import Part, stacked, value
 from trillion_infer.layers.rope import apply_rope
 
 
@@ -33,14 +33,16 @@ class LatentAttention(nnx.Module):
 
         low_rank = spec.q_rank is not None
         query_in = spec.q_rank or width
-        query_down = {"q_a_proj.weight": WHOLE}
-        self.query_down = stacked(prefixes, (query_in, width), ("latent", "embed"), query_down) if low_rank else None
+        rows = ("latent_rows", "embed")
+        query_down = {"q_a_proj.weight": Part((slice(0, query_in),))}
+        query_rows = round_up(query_in, tensor)
+        self.query_down = stacked(prefixes, (query_rows, width), rows, query_down) if low_rank else None
         self.query_norm = norm("q_a_layernorm.", query_in) if low_rank else None
         query_name = "q_b_proj.weight" if low_rank else "q_proj.weight"
         query = {query_name: Part((real,), lambda w: w.reshape(spec.heads, query_dim, query_in))}
         self.query = stacked(prefixes, (heads, query_dim, query_in), ("heads", "head_dim", "latent"), query)
-        down = {"kv_a_proj_with_mqa.weight": WHOLE}
-        self.kv_down = stacked(prefixes, (rank + spec.rope_dim, width), ("latent", "embed"), down)
+        down = {"kv_a_proj_with_mqa.weight": Part((slice(0, rank + spec.rope_dim),))}
+        self.kv_down = stacked(prefixes, (round_up(rank + spec.rope_dim, tensor), width), rows, down)
         self.kv_norm = norm("kv_a_layernorm.", rank)
 
         def up(part: slice) -> dict[str, Part]:
@@ -57,11 +59,8 @@ class LatentAttention(nnx.Module):
     ) -> tuple[Float[Array, "T M"], tuple[Array, ...]]:
         """Writes the step's latent entries into layer `layer` of the latent pool and attends."""
         spec, sequences = self.spec, ctx.sequences
-        lowered = x
-        if self.query_down is not None and self.query_norm is not None:
-            lowered = self.query_norm(linear(x, self.query_down, ctx))
+        lowered, entry = self._lower(x, ctx)
         query = linear(lowered, self.query, ctx)
-        entry = linear(x, self.kv_down, ctx)
         latent, k_rope = self.kv_norm(entry[:, : spec.kv_rank]), entry[:, None, spec.kv_rank :]
         cos, sin = ctx.ropes[spec.rope]
         q_rope = apply_rope(query[:, :, spec.nope_dim :], cos, sin, spec.rope.interleaved)
@@ -86,6 +85,21 @@ class LatentAttention(nnx.Module):
         heads = _per_head("thr,hvr->thv", mixed, value(self.value_up))
         y = ctx.sum_over(linear(heads, self.out, ctx, in_axes=2), "heads")
         return y, (*pools[:place], pool, *pools[place + 1 :])
+
+    def _lower(self, x: Float[Array, "T M"], ctx: Context) -> tuple[Float[Array, "T q"], Float[Array, "T R"]]:
+        """What queries come from, and the latent entry with its rotary part before their norm and rotation.
+
+        Both down-projections are split by rows; one gather completes them.
+        """
+        entry_dim = self.spec.kv_rank + self.spec.rope_dim
+        entry = linear(x, self.kv_down, ctx)
+        if self.query_down is None or self.query_norm is None:
+            return x, ctx.gather(entry, "latent_rows", axis=1)[:, :entry_dim]
+        query = linear(x, self.query_down, ctx)
+        both = ctx.gather(jnp.concatenate((query, entry), axis=1)[:, None], "latent_rows", axis=1)
+        query_dim, rows = self.query_norm.width, query.shape[1]
+        query, entry = (part.reshape(x.shape[0], -1) for part in (both[:, :, :rows], both[:, :, rows:]))
+        return self.query_norm(query[:, :query_dim]), entry[:, :entry_dim]
 
 
 def _per_head(equation: str, x: Array, weight: Array) -> Array:

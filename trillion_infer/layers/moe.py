@@ -1,6 +1,8 @@
 """Mixture of experts: routed experts over the `expert` axis, and an optional shared one."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import jax.numpy as jnp
 from flax import nnx
@@ -8,6 +10,7 @@ from jaxtyping import Array, Float
 
 from pallas_kernels.grouped_matmul import grouped_ffn
 from sharding.heads import round_up
+from sharding.rules import SERVE_RULES, shards
 from trillion_infer.config.model import DenseSpec, ModelConfig, MoESpec
 from trillion_infer.layers.context import Context
 from trillion_infer.layers.ffn import GatedFFN
@@ -38,11 +41,12 @@ class MoE(nnx.Module):
         config: ModelConfig,
         prefixes: tuple[str, ...],
         names: ExpertNames,
-        tensor: int,
-        expert: int,
+        sizes: Mapping[str, int],
     ):
         self.spec = spec
-        experts, ffn, width = round_up(spec.experts, expert), round_up(spec.width, tensor), config.width
+        parts_of = partial(shards, SERVE_RULES, sizes=sizes)
+        experts, ffn = round_up(spec.experts, parts_of("experts")), round_up(spec.width, parts_of("expert_ffn"))
+        width = config.width
         parts = _separate(spec) if names.layout == "separate" else _fused(spec, names.layout == "interleaved")
         self.gate_up = stacked(
             prefixes, (experts, 2, ffn, width), ("experts", "gate_up", "expert_ffn", "embed"), parts["gate_up"]
@@ -54,14 +58,17 @@ class MoE(nnx.Module):
         axes = ("experts", "gate_up", "expert_ffn")
         self.gate_up_bias = stacked(prefixes, (experts, 2, ffn), axes, gate_up_bias) if spec.biases else None
         self.down_bias = stacked(prefixes, (experts, width), ("experts", "embed"), down_bias) if spec.biases else None
-        self.router = Router(spec, config, tuple(p + names.router for p in prefixes), names.selection_bias)
+        router = tuple(p + names.router for p in prefixes)
+        self.router = Router(spec, config, router, names.selection_bias, parts_of("router_rows"))
         shared = DenseSpec(spec.shared_width)
         self.shared = (
-            GatedFFN(shared, config, tuple(p + names.shared for p in prefixes), tensor) if spec.shared_width else None
+            GatedFFN(shared, config, tuple(p + names.shared for p in prefixes), parts_of("ffn"))
+            if spec.shared_width
+            else None
         )
 
     def __call__(self, x: Float[Array, "T M"], ctx: Context) -> Float[Array, "T M"]:
-        ids, weights = self.router(x)
+        ids, weights = self.router(x, ctx)
         padding = jnp.arange(x.shape[0]) >= ctx.sequences.cu_q_lens[-1]
         gate_up, layer = _stack(self.gate_up)
         down, _ = _stack(self.down)

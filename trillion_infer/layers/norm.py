@@ -18,7 +18,7 @@ class RMSNorm(nnx.Module):
     """x / rms(x) * weight, or * (1 + weight) with `plus_one`; float32 inside, the dtype of x outside."""
 
     def __init__(self, prefixes: tuple[str, ...], width: int, eps: float, plus_one: bool = False):
-        self.eps, self.plus_one = eps, plus_one
+        self.width, self.eps, self.plus_one = width, eps, plus_one
         self.weight = stacked(prefixes, (width,), ("norm",), {"weight": WHOLE}, dtype="float32", init="ones")
 
     def __call__(self, x: Float[Array, "*b D"]) -> Float[Array, "*b D"]:

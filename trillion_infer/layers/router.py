@@ -6,19 +6,24 @@ from flax import nnx
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from sharding.heads import round_up
 from trillion_infer.config.model import ModelConfig, MoESpec
-from trillion_infer.layers.parameters import WHOLE, stacked, value
+from trillion_infer.layers.context import Context
+from trillion_infer.layers.parameters import WHOLE, Part, stacked, value
 
 
 class Router(nnx.Module):
-    """weight: `[E, M]`, float32 arithmetic throughout: a rounding here sends a token elsewhere."""
+    """weight: `[E, M]`, float32 arithmetic throughout: a rounding here sends a token elsewhere.
 
-    def __init__(self, spec: MoESpec, config: ModelConfig, prefixes: tuple[str, ...], bias_name: str):
+    Its rows are split over `shards` devices, padded with zeros where they do not divide, and the logits gathered.
+    """
+
+    def __init__(self, spec: MoESpec, config: ModelConfig, prefixes: tuple[str, ...], bias_name: str, shards: int):
         self.spec = spec
         experts, rule = spec.experts, spec.router
-        self.weight = stacked(
-            prefixes, (experts, config.width), ("router", "embed"), {"weight": WHOLE}, dtype="float32"
-        )
+        rows = {"weight": Part((slice(0, experts),))}
+        shape = (round_up(experts, shards), config.width)
+        self.weight = stacked(prefixes, shape, ("router_rows", "embed"), rows, dtype="float32")
         self.bias = stacked(prefixes, (experts,), ("router",), {"bias": WHOLE}, dtype="float32") if rule.bias else None
         self.selection_bias = (
             stacked(prefixes, (experts,), ("router",), {bias_name: WHOLE}, dtype="float32")
@@ -26,10 +31,11 @@ class Router(nnx.Module):
             else None
         )
 
-    def __call__(self, x: Float[Array, "T M"]) -> tuple[Int[Array, "T k"], Float[Array, "T k"]]:
+    def __call__(self, x: Float[Array, "T M"], ctx: Context) -> tuple[Int[Array, "T k"], Float[Array, "T k"]]:
         """The top_k experts of each token and their weights."""
         rule = self.spec.router
         logits = jnp.matmul(x.astype(jnp.float32), value(self.weight).T, precision=lax.Precision.HIGHEST)
+        logits = ctx.gather(logits, "router_rows", axis=1)[:, : self.spec.experts]
         if self.bias is not None:
             logits = logits + value(self.bias)
         if rule.score == "topk_softmax":

@@ -207,7 +207,7 @@ def _distinct(layout: PoolLayout, blueprint: Blueprint) -> int:
     mixer = next(mixer for mixer in mixers if cache_key(mixer) == layout.key)
     if not isinstance(mixer, AttentionSpec):
         return shards
-    return shards // HeadPlan(mixer.heads, mixer.kv_heads, blueprint.tensor).replicas
+    return shards // HeadPlan(mixer.heads, mixer.kv_heads, blueprint.model_shards).replicas
 
 
 def _check_fits(blueprint: Blueprint, kind: DeviceKind, family: Family) -> None:

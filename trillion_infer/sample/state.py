@@ -48,8 +48,8 @@ class SamplerState:
         )
 
     @classmethod
-    def specs(cls, vocab_axis: str | None) -> Self:
-        """How to shard each field when the logits' vocabulary lies over the mesh axis `vocab_axis`."""
+    def specs(cls, vocab_axis: str | tuple[str, ...] | None) -> Self:
+        """How to shard each field when the logits' vocabulary lies over the mesh axes `vocab_axis`."""
         table = PartitionSpec(None, vocab_axis)
         return cls(last_token=PartitionSpec(), counts=table, prompt_mask=table, bias=table)  # pyright: ignore
 
