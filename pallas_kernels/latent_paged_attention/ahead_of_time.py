@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
+from pallas_kernels.common.slot_shard import SlotShard
 from pallas_kernels.latent_paged_attention.api import latent_paged_attention
 from pallas_kernels.latent_paged_attention.arg_specs import ArgSpec
 
@@ -33,13 +34,15 @@ def compile_layers(
       device: from `sharding.topologies`. backend: `tpu` or `gpu`.
     """
     row = spec.pool(backend, 1).shape[-1] * 2
-    pages = POOL_BYTES // (spec.layers * spec.page_size * row)
-    q_latent, q_rope, latent, k_rope, pool, _, *lengths = spec.abstract(backend, batch.sequences, batch.tokens, pages)
+    pages = POOL_BYTES // (spec.layers * spec.page_size // spec.shards * row)
+    q_latent, q_rope, latent, k_rope, pool, index, *lengths = spec.abstract(
+        backend, batch.sequences, batch.tokens, pages
+    )
 
-    def layers(pool, q_latent, q_rope, latent, k_rope, *lengths):
+    def layers(pool, q_latent, q_rope, latent, k_rope, shard, *lengths):
         def body(carry, layer):
             x, pool = carry
-            x, pool = latent_paged_attention(
+            out, *lse, pool = latent_paged_attention(
                 x,
                 q_rope,
                 latent,
@@ -49,14 +52,17 @@ def compile_layers(
                 *lengths,
                 scale=spec.scale,
                 max_q_len=batch.max_q_len,
+                slots=SlotShard(shard, spec.shards) if spec.shards > 1 else None,
                 backend=backend,
             )
-            return (x, pool), None
+            for sums in lse:
+                out = (out * sums[..., None]).astype(x.dtype)
+            return (out, pool), None
 
         return jax.lax.scan(body, (q_latent, pool), jnp.arange(spec.layers, dtype=jnp.int32))[0]
 
     mapped = jax.shard_map(layers, mesh=Mesh([device], ("x",)), in_specs=PartitionSpec(), out_specs=PartitionSpec())
-    lowered = jax.jit(mapped, donate_argnums=0).lower(pool, q_latent, q_rope, latent, k_rope, *lengths)
+    lowered = jax.jit(mapped, donate_argnums=0).lower(pool, q_latent, q_rope, latent, k_rope, index, *lengths)
     return lowered.compile(), pool
 
 

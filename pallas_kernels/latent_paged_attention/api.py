@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.common.backends import choose_backend
+from pallas_kernels.common.slot_shard import SlotShard, whole_pages
 from pallas_kernels.latent_paged_attention import cpu, gpu, reference, tpu
 from pallas_kernels.latent_paged_attention.checks import check_shapes
 
@@ -24,9 +25,10 @@ def latent_paged_attention(
     *,
     scale: float,
     max_q_len: int | None = None,
+    slots: SlotShard | None = None,
     backend: str = "auto",
     interpret: bool = False,
-) -> tuple[Float[Array, "T H Rl"], Float[Array, "L P p R"]]:
+) -> tuple[Array, ...]:
     """Causal attention in latent space: every head shares one key (latent, rope) and one value (latent) a position.
 
     The score of query t and position i is scale * (q_latent[t] . latent[i] + q_rope[t] . k_rope[i]); the output is
@@ -47,12 +49,16 @@ def latent_paged_attention(
       num_seqs: number of leading decode sequences, and number of sequences without padding.
       scale: factor of the scores before softmax.
       max_q_len: promise that no sequence has more query tokens; 1 compiles a program for decode alone.
+      slots: the part of every page that this pool holds; page_table, kv_lens and the new tokens are those of the
+        whole, and only the shard's own slots are written. See `common.slot_shard`.
       backend: `auto`, `reference`, `tpu`, `gpu` or `cpu` (native kernels).
       interpret: run a Pallas kernel on CPU, for tests.
 
     Returns:
       The output, in the dtype of q_latent, and the pool with the new tokens written. Slots that hold no position in
-      view are never read into the result; they may hold NaN.
+      view are never read into the result; they may hold NaN. With `slots`: the output over the shard's own positions
+      in float32, the logarithm `[T, H]` of its sum of exponentials (-inf for padding and for rows that see none of
+      them), and the pool; `merge_over` joins the shards.
 
     Raises:
       ValueError: shapes or dtypes do not fit.
@@ -70,11 +76,12 @@ def latent_paged_attention(
     batch = (kv_lens, page_table, cu_q_lens, num_seqs)
     if chosen == "cpu":
         new = (q_latent, q_rope, latent, k_rope)
-        return cpu.latent_paged_attention(*new, pool, layer, *batch, scale=scale)
+        return cpu.latent_paged_attention(*new, pool, layer, *batch, scale=scale, slots=slots)
     attend = {
         "reference": reference.attend,
         "tpu": functools.partial(tpu.attend, interpret=interpret),
         "gpu": functools.partial(gpu.attend, interpret=interpret),
     }[chosen]
-    pool = reference.write_latents(latent, k_rope, pool, layer, *batch)
-    return attend(q_latent, q_rope, pool, layer, *batch, scale=scale, max_q_len=max_q_len), pool
+    pool = reference.write_latents(latent, k_rope, pool, layer, *batch, slots or whole_pages())
+    out, lse = attend(q_latent, q_rope, pool, layer, *batch, scale=scale, max_q_len=max_q_len, slots=slots)
+    return (out, pool) if lse is None else (out, lse, pool)

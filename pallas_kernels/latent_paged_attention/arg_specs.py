@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 @dataclass(frozen=True)
 class ArgSpec:
-    """One model on one device: heads are what the device holds."""
+    """One model on one device: heads are what the device holds; with `shards`, it holds so much less of every page."""
 
     name: str
     layers: int
@@ -17,12 +17,13 @@ class ArgSpec:
     rope: int = 64
     page_size: int = 64
     max_len: int = 131072
+    shards: int = 1
 
     def pool(self, platform: str, pages: int) -> jax.ShapeDtypeStruct:
         """The pool, its last axis padded to whole lanes on TPU."""
         width = self.rank + self.rope
         width = -(-width // 128) * 128 if platform == "tpu" else width
-        return jax.ShapeDtypeStruct((self.layers, pages, self.page_size, width), jnp.bfloat16)
+        return jax.ShapeDtypeStruct((self.layers, pages, self.page_size // self.shards, width), jnp.bfloat16)
 
     def abstract(self, platform: str, sequences: int, tokens: int, pages: int) -> tuple:
         """Positional arguments of the op as ShapeDtypeStructs."""
@@ -44,6 +45,8 @@ class ArgSpec:
 SPECS = (
     ArgSpec("kimi-k2.5", 61, 64, max_len=262144),
     ArgSpec("kimi-k2.5-tensor-8", 61, 8, max_len=262144),
+    ArgSpec("kimi-k2.5-slots-4", 61, 64, page_size=128, max_len=262144, shards=4),
+    ArgSpec("kimi-k2.5-slots-8", 61, 64, page_size=128, max_len=262144, shards=8),
     ArgSpec("deepseek-v3", 61, 128),
     ArgSpec("deepseek-v3-tensor-8", 61, 16),
 )

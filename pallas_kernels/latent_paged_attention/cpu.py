@@ -2,6 +2,7 @@
 
 from jaxtyping import Array
 
+from pallas_kernels.common.slot_shard import SlotShard
 from pallas_kernels.quantised_matmul.native import refusal_of_platform
 
 
@@ -18,8 +19,8 @@ def refusal(q_latent: Array, pool: Array) -> str | None:
     return None
 
 
-def latent_paged_attention(*args: Array, scale: float) -> tuple[Array, Array]:
+def latent_paged_attention(*args: Array, scale: float, slots: SlotShard | None) -> tuple[Array, ...]:
     """As the contract of the op says."""
     from pallas_kernels.cpu_native.attention import latent_paged_attention as native_attention
 
-    return native_attention(*args, scale=scale)
+    return native_attention(*args, scale=scale, slots=slots)

@@ -11,8 +11,10 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
+from pallas_kernels.common.slot_shard import SlotShard, log_sum, whole_pages
 from pallas_kernels.common.varying import result_like, vary_together
 from pallas_kernels.latent_paged_attention.items import Items, decode_items, prefill_items
 
@@ -32,7 +34,8 @@ class Plan:
     all_heads: int
     splits: int
     pages: int  # of a layer
-    page_size: int
+    page_size: int  # slots that the pool has of a page
+    shards: int  # pools over which the slots of a page are split
     rank: int
     rope: int
     scale: float
@@ -60,9 +63,11 @@ def attend(
     *,
     scale: float,
     max_q_len: int | None,
-    interpret: bool,
-) -> Float[Array, "T H Rl"]:
-    """The output of `api.latent_paged_attention` for a pool that already holds the new tokens."""
+    slots: SlotShard | None = None,
+    interpret: bool = False,
+) -> tuple[Float[Array, "T H Rl"], Float[Array, "T H"] | None]:
+    """Output and, where the pool is a shard, log-sum-exp of the op, for a pool that already holds the new tokens."""
+    shard = slots or whole_pages()
     tokens, heads, rank = q_latent.shape
     head_block = min(BLOCK_ROWS, pl.next_power_of_2(heads))
     plan = Plan(
@@ -72,28 +77,32 @@ def attend(
         splits=1,
         pages=pool.shape[1],
         page_size=pool.shape[2],
+        shards=shard.count,
         rank=rank,
         rope=q_rope.shape[2],
         scale=scale,
     )
-    run = functools.partial(_attend_items, pool, layer, page_table, interpret=interpret)
+    dtype = q_latent.dtype if slots is None else jnp.float32
+    run = functools.partial(_attend_items, pool, layer, shard.index, page_table, dtype=dtype, interpret=interpret)
     items = decode_items(kv_lens, num_seqs, tokens)
     sequences = items.sequence.shape[0]
     blocks = sequences * pl.cdiv(heads, head_block)
     splits = min(32, pl.next_power_of_2(max(1, PROGRAMS // blocks)))
-    out = run(q_latent[:sequences], q_rope[:sequences], items, _with(plan, splits=splits))
-    out = jnp.pad(out, ((0, tokens - sequences), (0, 0), (0, 0)))
+    found = run(q_latent[:sequences], q_rope[:sequences], items, _with(plan, splits=splits))
+    found = [jnp.pad(x, ((0, tokens - sequences), *[(0, 0)] * (x.ndim - 1))) for x in found]
 
-    def with_prefill(out):
+    def with_prefill(found):
         queries = max(plan.queries, BLOCK_ROWS // head_block)
         items, _ = prefill_items(kv_lens, cu_q_lens, num_seqs, tokens, queries)
-        rest = run(q_latent, q_rope, items, _with(plan, queries=queries))
-        return jnp.where((jnp.arange(tokens) < num_seqs[0])[:, None, None], out, rest)
+        out, lse = run(q_latent, q_rope, items, _with(plan, queries=queries))
+        decoded = jnp.arange(tokens) < num_seqs[0]
+        return [jnp.where(decoded[:, None, None], found[0], out), jnp.where(decoded[:, None], found[1], lse)]
 
     if max_q_len != 1:
-        out = jax.lax.cond(num_seqs[1] > num_seqs[0], with_prefill, lambda out: out, out)
+        found = jax.lax.cond(num_seqs[1] > num_seqs[0], with_prefill, lambda found: found, found)
     real = jnp.arange(tokens) < cu_q_lens[num_seqs[1]]
-    return jnp.where(real[:, None, None], out, 0)
+    out = jnp.where(real[:, None, None], found[0], 0)
+    return out, None if slots is None else jnp.where(real[:, None], found[1], -jnp.inf)
 
 
 def _with(plan: Plan, **changes) -> Plan:
@@ -103,18 +112,20 @@ def _with(plan: Plan, **changes) -> Plan:
 def _attend_items(
     pool: Array,
     layer: Int[Array, ""],
+    shard: Int[Array, ""],
     page_table: Int[Array, "S B"],
     q_latent: Array,
     q_rope: Array,
     items: Items,
     plan: Plan,
     *,
+    dtype: DTypeLike,
     interpret: bool,
-) -> Float[Array, "T H Rl"]:
-    """The output rows of the items' tokens; what other rows hold is undefined."""
+) -> list[Array]:
+    """Output and log-sum-exp of the items' tokens; what other rows hold is undefined."""
     tokens, heads, rank = q_latent.shape
     rows = tokens * heads
-    meta = jnp.stack([layer, items.count]).astype(jnp.int32)
+    meta = jnp.stack([layer, items.count, shard]).astype(jnp.int32)
     operands = vary_together(
         meta,
         *items[:4],
@@ -133,9 +144,11 @@ def _attend_items(
         name=f"latent_paged_attention_{plan.queries}",
     )(*operands)
     acc, peak, total = (x.reshape(plan.splits, tokens, heads, *x.shape[1:]) for x in (acc, peak, total))
-    weight = jnp.exp(peak - peak.max(0)[None])
-    merged = (acc * weight[..., None]).sum(0) / (total * weight).sum(0)[..., None]
-    return merged.astype(q_latent.dtype)
+    top = peak.max(0)
+    weight = jnp.exp(peak - top[None])
+    total = (total * weight).sum(0)
+    merged = (acc * weight[..., None]).sum(0) / jnp.where(total > 0, total, 1)[..., None]
+    return [merged.astype(dtype), log_sum(top, total)]
 
 
 def _kernel(
@@ -153,17 +166,19 @@ def _kernel(
         q_row = (tokens[item] + query) * plan.all_heads + head
         lanes = jnp.arange(plan.rank, dtype=jnp.int32), jnp.arange(plan.rope, dtype=jnp.int32)
         queries = [_load(q, q_row, lane, real) for q, lane in zip((q_latent, q_rope), lanes, strict=True)]
-        steps = last // STEP_KEYS + 1
+        slots = SlotShard(meta[2], plan.shards)
+        end = slots.below(last + 1, plan.page_size)
+        steps = (end + STEP_KEYS - 1) // STEP_KEYS
         share = (steps + plan.splits - 1) // plan.splits
 
         def step(i, state):
             key = i * STEP_KEYS + jnp.arange(STEP_KEYS, dtype=jnp.int32)
-            held = key <= last
+            held = key < end
             page = plgpu.load(table.at[sequences[item], key // plan.page_size], mask=held, other=0)
             slot = (meta[0] * plan.pages + page) * plan.page_size + key % plan.page_size
             latent = _load(pool, slot, lanes[0], held)
             rope = _load(pool, slot, plan.rank + lanes[1], held)
-            seen = (key[None, :] <= position[:, None]) & held[None, :]
+            seen = (slots.position(key, plan.page_size)[None, :] <= position[:, None]) & held[None, :]
             return _accumulate(queries, latent, rope, seen, state, plan.scale)
 
         start = (jnp.full(row.shape, LOWEST), jnp.zeros(row.shape), jnp.zeros((row.shape[0], plan.rank)))

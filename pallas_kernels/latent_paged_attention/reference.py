@@ -8,6 +8,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.common.slot_shard import SlotShard, log_sum, whole_pages
+from pallas_kernels.common.token_places import token_places
 from pallas_kernels.common.varying import vary_like
 
 LOWEST = -1e30
@@ -25,17 +27,15 @@ def write_latents(
     page_table: Int[Array, "S B"],
     cu_q_lens: Int[Array, "S+1"],
     num_seqs: Int[Array, "2"],
+    slots: SlotShard,
 ) -> Float[Array, "L P p R"]:
-    """The pool with each new token at its page and slot, unused lanes zeroed; padding goes nowhere."""
+    """The pool with each new token at its page and slot, unused lanes zeroed; what is not the shard's goes nowhere."""
     tokens, (_, pages, page_size, width) = latent.shape[0], pool.shape
     rows = jnp.concatenate([latent, k_rope], axis=1).astype(pool.dtype)
     rows = jnp.pad(rows, ((0, 0), (0, width - rows.shape[1])))
-    token = jnp.arange(tokens, dtype=jnp.int32)
-    sequence = jnp.clip(jnp.searchsorted(cu_q_lens, token, side="right") - 1, 0, kv_lens.shape[0] - 1)
-    position = kv_lens[sequence] - cu_q_lens[sequence + 1] + token
-    real = token < cu_q_lens[num_seqs[1]]
-    page = jnp.where(real, page_table[sequence, jnp.where(real, position // page_size, 0)], pages)
-    return pool.at[jnp.broadcast_to(layer, page.shape), page, position % page_size].set(rows, mode="drop")
+    page, slot = token_places(tokens, page_size, kv_lens, page_table, cu_q_lens, num_seqs, slots)
+    page = jnp.where(page < 0, pages, page)
+    return pool.at[jnp.broadcast_to(layer, page.shape), page, slot].set(rows, mode="drop")
 
 
 def attend(
@@ -50,21 +50,26 @@ def attend(
     *,
     scale: float,
     max_q_len: int | None,
-) -> Float[Array, "T H Rl"]:
-    """The output of `api.latent_paged_attention` for a pool that already holds the new tokens."""
+    slots: SlotShard | None,
+) -> tuple[Float[Array, "T H Rl"], Float[Array, "T H"] | None]:
+    """Output and, where the pool is a shard, log-sum-exp of the op, for a pool that already holds the new tokens."""
     tokens, rank = q_latent.shape[0], q_latent.shape[2]
     q = jnp.concatenate([q_latent, q_rope], axis=2)
-    block = min(BLOCK_QUERIES, tokens)
+    shard, block = slots or whole_pages(), min(BLOCK_QUERIES, tokens)
     q = jnp.pad(q, ((0, DECODE_SEQUENCES + block), (0, 0), (0, 0)))
-    out = vary_like(jnp.zeros((*q.shape[:2], rank), q.dtype), q, pool, layer, kv_lens, page_table, cu_q_lens)
+    out = jnp.zeros((*q.shape[:2], rank + 1))
+    out = vary_like(out, q, pool, layer, kv_lens, page_table, cu_q_lens, shard)
 
     def attend_rows(queries, position, table):
-        return _attend_rows(queries, position, pool, layer, table, scale=scale, rank=rank)
+        return _attend_rows(queries, position, pool, layer, table, scale=scale, rank=rank, slots=shard)
 
     out = _decode(attend_rows, q, out, kv_lens, page_table, num_seqs)
     if max_q_len != 1:
         out = _prefill(attend_rows, q, out, kv_lens, page_table, cu_q_lens, num_seqs, block)
-    return out[:tokens]
+    if slots is None:
+        return out[:tokens, :, :rank].astype(q_latent.dtype), None
+    real = jnp.arange(tokens) < cu_q_lens[num_seqs[1]]
+    return out[:tokens, :, :rank], jnp.where(real[:, None], out[:tokens, :, rank], -jnp.inf)
 
 
 def _decode(attend_rows, q, out, kv_lens, page_table, num_seqs):
@@ -115,9 +120,14 @@ def _attend_rows(
     *,
     scale: float,
     rank: int,
-) -> Float[Array, "N Q H Rl"]:
-    """Attention of query groups that share a page table; rows of position -1 come out as zeros."""
+    slots: SlotShard,
+) -> Float[Array, "N Q H Rl+1"]:
+    """Attention of query groups that share a page table, with the log-sum-exp as its last column.
+
+    Rows of position -1 come out as zeros.
+    """
     (n, queries, heads, width), blocks, page_size = q.shape, page_table.shape[1], pool.shape[2]
+    page = slots.page(page_size)
     pages = min(blocks, -(-CHUNK_TOKENS // page_size))
     scaled = q.astype(jnp.float32) * scale
     last = jnp.max(position, axis=1)
@@ -125,10 +135,11 @@ def _attend_rows(
     def body(i, carry):
         peak, total, acc = carry
         block = i * pages + jnp.arange(pages)
-        held = block * page_size <= last[:, None]
+        held = block * page <= last[:, None]
         ids = jnp.where(held, page_table[:, jnp.minimum(block, blocks - 1)], 0)
         keys = pool[layer, ids, :, :width].reshape(n, pages * page_size, width).astype(jnp.float32)
-        key = i * pages * page_size + jnp.arange(pages * page_size)
+        slot = slots.index * page_size + jnp.arange(page_size)
+        key = (block[:, None] * page + slot[None]).reshape(-1)
         keys = jnp.where((key <= last[:, None])[..., None], keys, 0)
         seen = (key <= position[..., None])[:, :, None]
         scores = jnp.where(seen, jnp.einsum("nqhr,ncr->nqhc", scaled, keys, precision="highest"), LOWEST)
@@ -140,8 +151,9 @@ def _attend_rows(
 
     shape = (n, queries, heads)
     carry = (jnp.full(shape, LOWEST), jnp.zeros(shape), jnp.zeros((*shape, rank)))
-    carry = tuple(vary_like(part, q, position, pool, layer, page_table) for part in carry)
-    steps = jnp.max(last) // (pages * page_size) + 1
-    _, total, acc = lax.fori_loop(0, steps, body, carry)
-    out = jnp.where((total > 0)[..., None], acc / jnp.where(total > 0, total, 1)[..., None], 0)
-    return out.astype(q.dtype)
+    carry = tuple(vary_like(part, q, position, pool, layer, page_table, slots) for part in carry)
+    steps = jnp.max(last) // (pages * page) + 1
+    peak, total, acc = lax.fori_loop(0, steps, body, carry)
+    out = acc / jnp.where(total > 0, total, 1)[..., None]
+    out = jnp.concatenate([out, log_sum(peak, total)[..., None]], axis=-1)
+    return jnp.where((position >= 0)[..., None, None], out, 0)

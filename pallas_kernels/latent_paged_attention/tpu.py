@@ -12,10 +12,11 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.common.slot_shard import SlotShard, log_sum, whole_pages
 from pallas_kernels.common.varying import result_like, vary_together
 from pallas_kernels.latent_paged_attention.items import Items, decode_items, prefill_items
 
-LOWEST = -1e30
+LOWEST, LANES = -1e30, 128
 CHUNK_TOKENS = 512
 BLOCK_ROWS = 512
 VMEM_LIMIT = 48 << 20
@@ -48,37 +49,42 @@ def attend(
     *,
     scale: float,
     max_q_len: int | None,
-    interpret,
-) -> Float[Array, "T H Rl"]:
-    """The output of `api.latent_paged_attention` for a pool that already holds the new tokens."""
+    slots: SlotShard | None = None,
+    interpret=False,
+) -> tuple[Float[Array, "T H Rl"], Float[Array, "T H"] | None]:
+    """Output and, where the pool is a shard, log-sum-exp of the op, for a pool that already holds the new tokens."""
     tokens, heads, rank = q_latent.shape
     q = jnp.concatenate([q_latent, q_rope], axis=2).astype(pool.dtype)
     q = jnp.pad(q, ((0, 0), (0, 0), (0, pool.shape[3] - q.shape[2])))
     run = functools.partial(
-        _attend_items, pool, layer, page_table, heads=heads, rank=rank, scale=scale, interpret=interpret
+        _attend_items, pool, layer, page_table, slots, heads=heads, rank=rank, scale=scale, interpret=interpret
     )
     decode = decode_items(kv_lens, num_seqs, tokens)
-    out = run(q[: decode.sequence.shape[0]], decode)
-    out = jnp.pad(out, ((0, tokens - out.shape[0]), (0, 0), (0, 0)))
+    found = [jnp.pad(x, ((0, tokens - x.shape[0]), (0, 0), (0, 0))) for x in run(q[: decode.sequence.shape[0]], decode)]
 
-    def with_prefill(out):
+    def with_prefill(found):
         size = max(1, BLOCK_ROWS // heads)
         items, row = prefill_items(kv_lens, cu_q_lens, num_seqs, tokens, size)
         token = items.first_token[:, None] + jnp.arange(size)
         blocks = q[jnp.minimum(token, tokens - 1)].reshape(-1, size * heads, q.shape[2])
-        rows = run(blocks, items).reshape(-1, heads, rank)
-        return jnp.where((jnp.arange(tokens) < num_seqs[0])[:, None, None], out, rows[row])
+        decoded = (jnp.arange(tokens) < num_seqs[0])[:, None, None]
+        rows = [x.reshape(-1, heads, x.shape[-1])[row] for x in run(blocks, items)]
+        return [jnp.where(decoded, old, new) for old, new in zip(found, rows, strict=True)]
 
     if max_q_len != 1:
-        out = jax.lax.cond(num_seqs[1] > num_seqs[0], with_prefill, lambda out: out, out)
-    real = jnp.arange(tokens) < cu_q_lens[num_seqs[1]]
-    return jnp.where(real[:, None, None], out, 0).astype(q_latent.dtype)
+        found = jax.lax.cond(num_seqs[1] > num_seqs[0], with_prefill, lambda found: found, found)
+    real = (jnp.arange(tokens) < cu_q_lens[num_seqs[1]])[:, None, None]
+    out = jnp.where(real, found[0], 0)
+    if slots is None:
+        return out.astype(q_latent.dtype), None
+    return out, jnp.where(real, found[1], -jnp.inf)[..., 0]
 
 
 def _attend_items(
     pool: Array,
     layer: Int[Array, ""],
     page_table: Int[Array, "S B"],
+    slots: SlotShard | None,
     q: Float[Array, "I rows R"],
     items: Items,
     *,
@@ -86,13 +92,23 @@ def _attend_items(
     rank: int,
     scale: float,
     interpret,
-) -> Float[Array, "I rows Rl"]:
-    """Attention of blocks of queries, `heads` rows to a query."""
+) -> list[Float[Array, "I rows _"]]:
+    """Attention of blocks of queries, `heads` rows to a query; of a shard the log-sum-exp too, on every lane."""
+    shard = slots or whole_pages()
     (count, rows, width), page_size = q.shape, pool.shape[2]
     pages = max(1, min(page_table.shape[1], CHUNK_TOKENS // page_size))
     blocks = page_table.shape[1]
     table = page_table[:, None]
-    scalars = (layer[None], items.count[None], items.sequence, items.first_position, items.last_position)
+    scalars = (
+        jnp.stack([layer, shard.index]),
+        items.count[None],
+        items.sequence,
+        items.first_position,
+        items.last_position,
+    )
+    shapes = [((count, rows, rank), q.dtype)]
+    if slots is not None:
+        shapes = [((count, rows, rank), jnp.float32), ((count, rows, LANES), jnp.float32)]
     operands = vary_together(*scalars, table, table, q, pool)
 
     def table_spec(ahead):
@@ -102,8 +118,8 @@ def _attend_items(
         return pl.BlockSpec((None, 1, blocks), index, memory_space=pltpu.SMEM)
 
     return pl.pallas_call(
-        functools.partial(_kernel, heads=heads, rank=rank, scale=scale, pages=pages),
-        out_shape=result_like((count, rows, rank), q.dtype, *operands),
+        functools.partial(_kernel, heads=heads, rank=rank, scale=scale, pages=pages, shards=shard.count),
+        out_shape=[result_like(*shape, *operands) for shape in shapes],
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=len(scalars),
             grid=(count,),
@@ -113,7 +129,7 @@ def _attend_items(
                 pl.BlockSpec((None, rows, width), lambda i, *_: (i, 0, 0)),
                 pl.BlockSpec(memory_space=pl.ANY),
             ],
-            out_specs=pl.BlockSpec((None, rows, rank), lambda i, *_: (i, 0, 0)),
+            out_specs=[pl.BlockSpec((None, *shape[1:]), lambda i, *_: (i, 0, 0)) for shape, _ in shapes],
             scratch_shapes=[
                 pltpu.VMEM((2, pages * page_size, width), pool.dtype),
                 pltpu.SemaphoreType.DMA((2,)),
@@ -130,7 +146,7 @@ def _attend_items(
 
 
 def _kernel(
-    layer_ref,
+    meta_ref,
     count_ref,
     sequence_ref,
     first_ref,
@@ -140,33 +156,30 @@ def _kernel(
     q_ref,
     pool_ref,
     out_ref,
-    buffer_ref,
-    arrived,
-    slot_ref,
-    peak_ref,
-    total_ref,
-    acc_ref,
-    *,
+    *rest,
     heads,
     rank,
     scale,
     pages,
+    shards,
 ):
     del sequence_ref
-    item, page_size = pl.program_id(0), pool_ref.shape[2]
+    *lse_ref, buffer_ref, arrived, slot_ref, peak_ref, total_ref, acc_ref = rest
+    item, page_size, slots = pl.program_id(0), pool_ref.shape[2], SlotShard(meta_ref[1], shards)
+    page = slots.page(page_size)
     chunk_tokens = pages * page_size
-    layer, count = layer_ref[0], count_ref[0]
+    layer, count = meta_ref[0], count_ref[0]
 
     def each_page(act, table, last, chunk, slot):
         """Starts or awaits the copies of those pages of a chunk that hold positions up to `last`."""
 
-        def page(j, _):
+        def one(j, _):
             source = pool_ref.at[layer, table[0, chunk * pages + j]]
             target = buffer_ref.at[slot, pl.ds(pl.multiple_of(j * page_size, page_size), page_size)]
             act(pltpu.make_async_copy(source, target, arrived.at[slot]))
             return _
 
-        jax.lax.fori_loop(0, jnp.minimum(pages, last // page_size + 1 - chunk * pages), page, None)
+        jax.lax.fori_loop(0, jnp.minimum(pages, last // page + 1 - chunk * pages), one, None)
 
     fetch = functools.partial(each_page, lambda copy: copy.start())
     settle = functools.partial(each_page, lambda copy: copy.wait())
@@ -179,7 +192,7 @@ def _kernel(
     @pl.when(item < count)
     def _():
         first_slot, first, last = slot_ref[0], first_ref[item], last_ref[item]
-        chunks = last // chunk_tokens + 1
+        chunks = last // (page * pages) + 1
         peak_ref[...] = jnp.full_like(peak_ref, LOWEST)
         total_ref[...] = jnp.zeros_like(total_ref)
         acc_ref[...] = jnp.zeros_like(acc_ref)
@@ -199,7 +212,8 @@ def _kernel(
 
             @pl.when(chunk + 1 == chunks)
             def _():
-                key = chunk * chunk_tokens + jax.lax.broadcasted_iota(jnp.int32, buffer_ref.shape[1:], 0)
+                row = jax.lax.broadcasted_iota(jnp.int32, buffer_ref.shape[1:], 0)
+                key = slots.position(chunk * chunk_tokens + row, page_size)
                 buffer_ref[slot] = jnp.where(key <= last, buffer_ref[slot], 0)
 
             _accumulate(
@@ -208,6 +222,7 @@ def _kernel(
                 (peak_ref, total_ref, acc_ref),
                 first_position=first,
                 first_key=chunk * chunk_tokens,
+                position_of=lambda key: slots.position(key, page_size),
                 heads=heads,
                 rank=rank,
                 scale=scale,
@@ -216,10 +231,13 @@ def _kernel(
 
         jax.lax.fori_loop(0, chunks, step, None)
         slot_ref[0] = jax.lax.rem(first_slot + chunks, 2)
-        out_ref[...] = (acc_ref[...] / total_ref[...]).astype(out_ref.dtype)
+        total = total_ref[...]
+        out_ref[...] = (acc_ref[...] / jnp.where(total > 0, total, 1.0)).astype(out_ref.dtype)
+        for ref in lse_ref:
+            ref[...] = jnp.broadcast_to(log_sum(peak_ref[...], total), ref.shape)
 
 
-def _accumulate(q, keys, state, *, first_position, first_key, heads, rank, scale):
+def _accumulate(q, keys, state, *, first_position, first_key, position_of, heads, rank, scale):
     """Folds one chunk of keys into the running maximum, sum and weighted values."""
     peak_ref, total_ref, acc_ref = state
     precision = jax.lax.Precision.HIGHEST if keys.dtype == jnp.float32 else None
@@ -228,10 +246,10 @@ def _accumulate(q, keys, state, *, first_position, first_key, heads, rank, scale
     )
     shape = scores.shape
     position = first_position + jax.lax.broadcasted_iota(jnp.int32, shape, 0) // heads
-    key = first_key + jax.lax.broadcasted_iota(jnp.int32, shape, 1)
-    scores = jnp.where(key <= position, scores * scale, LOWEST)
+    seen = position_of(first_key + jax.lax.broadcasted_iota(jnp.int32, shape, 1)) <= position
+    scores = jnp.where(seen, scores * scale, LOWEST)
     top = jnp.maximum(peak_ref[...], jnp.max(scores, axis=1, keepdims=True))
-    weights = jnp.exp(scores - top)
+    weights = jnp.where(seen, jnp.exp(scores - top), 0.0)
     fade = jnp.exp(peak_ref[...] - top)
     peak_ref[...] = top
     total_ref[...] = total_ref[...] * fade + jnp.sum(weights, axis=1, keepdims=True)

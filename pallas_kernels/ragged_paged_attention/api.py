@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.common.backends import choose_backend
+from pallas_kernels.common.slot_shard import SlotShard
 from pallas_kernels.ragged_paged_attention import cpu, gpu, reference, tpu
 from pallas_kernels.ragged_paged_attention.checks import check_options, check_shapes
 
@@ -29,9 +30,10 @@ def ragged_paged_attention(
     k_scale: float | None = None,
     v_scale: float | None = None,
     max_q_len: int | None = None,
+    slots: SlotShard | None = None,
     backend: str = "auto",
     interpret: bool = False,
-) -> tuple[Float[Array, "T H D"], Array]:
+) -> tuple[Array, ...]:
     """Writes the keys and values of T query tokens of S sequences, then attends causally over their pages.
 
     Query head h uses KV head h // (H // K). Sequences stand in this order: those with exactly one query token
@@ -55,12 +57,16 @@ def ragged_paged_attention(
       sinks: a logit per query head that takes part in softmax and has no value.
       k_scale, v_scale: of an 8-bit pool; stored = value / scale.
       max_q_len: promise that no sequence has more query tokens; 1 compiles a program for decode alone.
+      slots: the part of every page that this pool holds; page_table, kv_lens and the new tokens are those of the
+        whole, and only the shard's own slots are written. Sinks count on shard 0. See `common.slot_shard`.
       backend: `auto`, `reference`, `tpu` or `gpu`.
       interpret: run a Pallas kernel on CPU, for tests.
 
     Returns:
       The output, in the dtype of q, and the pool with the new tokens written. Slots of the pool
-      that hold none of the keys in view do not matter; they may hold NaN.
+      that hold none of the keys in view do not matter; they may hold NaN. With `slots`: the output over
+      the shard's own positions in float32, the logarithm `[T, H]` of its sum of exponentials (-inf for
+      padding and for rows that see none of them), and the pool; `merge_over` joins the shards.
 
     Raises:
       ValueError: shapes, dtypes or options do not fit.
@@ -98,4 +104,5 @@ def ragged_paged_attention(
         k_scale=k_scale,
         v_scale=v_scale,
         max_q_len=max_q_len,
+        slots=slots,
     )

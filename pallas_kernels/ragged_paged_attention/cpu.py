@@ -22,7 +22,7 @@ def refusal(q: Array, kv_pool: Array) -> str | None:
     return None
 
 
-def ragged_paged_attention(*args: Array, max_q_len: int | None = None, **options: Any) -> tuple[Array, Array]:
+def ragged_paged_attention(*args: Array, max_q_len: int | None = None, **options: Any) -> tuple[Array, ...]:
     """As the contract of the op says; `max_q_len` is of no use to it."""
     from pallas_kernels.cpu_native.attention import ragged_paged_attention as native_attention
 

@@ -8,10 +8,12 @@ from jax.experimental.pallas import triton as plgpu
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.common.backends import UnsupportedError
+from pallas_kernels.common.slot_shard import SlotShard, log_sum, whole_pages
+from pallas_kernels.common.token_places import token_places
 from pallas_kernels.common.varying import result_like, vary_together
 from pallas_kernels.ragged_paged_attention.blocks import GpuBlocks, Shape, gpu_blocks
 from pallas_kernels.ragged_paged_attention.gpu_kernel import LOWEST, Plan, attend_kernel, write_kernel
-from pallas_kernels.ragged_paged_attention.items import token_places, work_items
+from pallas_kernels.ragged_paged_attention.items import work_items
 from pallas_kernels.ragged_paged_attention.values import interleave
 
 PROGRAMS = 264
@@ -54,9 +56,10 @@ def ragged_paged_attention(
     k_scale: float | None,
     v_scale: float | None,
     max_q_len: int | None,
+    slots: SlotShard | None = None,
     interpret: bool = False,
     blocks: GpuBlocks | None = None,
-) -> tuple[Float[Array, "T H D"], Array]:
+) -> tuple[Array, ...]:
     """As `api.ragged_paged_attention`; `blocks` overrides the tuned block sizes."""
     tokens, heads, dim = q.shape
     group = heads // k.shape[1]
@@ -64,12 +67,14 @@ def ragged_paged_attention(
     blocks = blocks or gpu_blocks(shape)
     if reason := blocks.refusal(shape):
         raise UnsupportedError(f"ragged_paged_attention: {reason}")
+    shard = slots or whole_pages()
     plan = Plan(
         block_q=1,
         keys=blocks.keys,
         splits=1,
         page_size=kv_pool.shape[2],
         pages=kv_pool.shape[1],
+        shards=shard.count,
         heads=heads,
         kv_heads=k.shape[1],
         dim=dim,
@@ -81,21 +86,27 @@ def ragged_paged_attention(
         soft_cap=soft_cap,
         dot_dtype="float32" if q.dtype == jnp.float32 else "bfloat16",
         partial=False,
+        lse=slots is not None,
     )
     rows = interleave(k, v, kv_pool, k_scale, v_scale)
-    kv_pool = _write(rows, kv_pool, layer, kv_lens, page_table, cu_q_lens, num_seqs, plan, interpret)
+    places = token_places(tokens, kv_pool.shape[2], kv_lens, page_table, cu_q_lens, num_seqs, shard)
+    kv_pool = _write(rows, kv_pool, layer, *places, plan, interpret)
     factor = scale if k_scale is None else scale * k_scale
     scaled = (q.astype(jnp.float32) * factor).astype(q.dtype).reshape(tokens * heads, dim)
     logits = jnp.full((heads,), LOWEST) if sinks is None else sinks.astype(jnp.float32)
+    logits = jnp.where(shard.index == 0, logits, LOWEST)
     operands = (kv_lens, page_table, cu_q_lens, logits, scaled, kv_pool.reshape(-1, plan.lanes))
-    attend = partial(_attend, operands, layer, interpret=interpret, blocks=blocks)
-    out = jnp.zeros((tokens * heads, dim), q.dtype)
-    out = attend(out, jnp.int32(0), num_seqs[0], decode_plan(plan, kv_lens.shape[0]))
+    attend = partial(_attend, operands, layer, shard.index, interpret=interpret, blocks=blocks)
+    found = [jnp.zeros((tokens * heads, dim), q.dtype)]
+    if slots is not None:
+        found = [jnp.zeros((tokens * heads, dim)), jnp.full((tokens * heads,), -jnp.inf)]
+    found = attend(found, jnp.int32(0), num_seqs[0], decode_plan(plan, kv_lens.shape[0]))
     if max_q_len != 1:
         longest = max_q_len or tokens
-        out = attend(out, num_seqs[0], num_seqs[1], prefill_plan(plan, longest, blocks.rows))
-    out = out.reshape(tokens, heads, dim)
-    return out if v_scale is None else (out.astype(jnp.float32) * v_scale).astype(q.dtype), kv_pool
+        found = attend(found, num_seqs[0], num_seqs[1], prefill_plan(plan, longest, blocks.rows))
+    out = found[0].reshape(tokens, heads, dim)
+    out = out if v_scale is None else (out.astype(jnp.float32) * v_scale).astype(out.dtype)
+    return out, *(lse.reshape(tokens, heads) for lse in found[1:]), kv_pool
 
 
 def decode_plan(plan: Plan, sequences: int) -> Plan:
@@ -114,8 +125,7 @@ def _replace(plan: Plan, **changes) -> Plan:
     return Plan(**{**vars(plan), **changes})
 
 
-def _write(rows, pool, layer, kv_lens, page_table, cu_q_lens, num_seqs, plan, interpret):
-    page, slot = token_places(rows.shape[0], plan.page_size, kv_lens, page_table, cu_q_lens, num_seqs)
+def _write(rows, pool, layer, page, slot, plan, interpret):
     width = 2 * plan.kv_heads * plan.lanes
     flat = pool.reshape(-1, width)
     operands = vary_together(layer[None], page, slot, rows.reshape(-1, width), flat)
@@ -131,37 +141,40 @@ def _write(rows, pool, layer, kv_lens, page_table, cu_q_lens, num_seqs, plan, in
     return written.reshape(pool.shape)
 
 
-def _attend(operands, layer, out, first, last, plan, *, interpret, blocks):
-    """`out` with the rows of the sequences in [first, last) filled in."""
+def _attend(operands, layer, shard, found, first, last, plan, *, interpret, blocks):
+    """`found` (output, and log-sum-exp of a shard) with the rows of the sequences in [first, last) filled in."""
     *lengths, sinks, q, pool = operands
     if plan.partial:  # of each sequence one token, which come first
         q = q[: lengths[0].shape[0] * plan.heads]
     rows, dim = q.shape
     sequence, offset, count = work_items(lengths[2], first, last, plan.block_q, rows // plan.heads)
-    meta = jnp.stack([layer, count]).astype(jnp.int32)
-    start = jnp.zeros((1,), jnp.float32) if plan.partial else out
-    args = vary_together(meta, sequence, offset, *lengths, sinks, q, pool, start)
-    shapes = [(out.shape, out.dtype)]
+    meta = jnp.stack([layer, count, shard]).astype(jnp.int32)
+    start = [] if plan.partial else found
+    args = vary_together(meta, sequence, offset, *lengths, sinks, q, pool, *start)
+    shapes = [(x.shape, x.dtype) for x in start]
     if plan.partial:
         shapes = [((plan.splits * rows, *rest), jnp.float32) for rest in ((dim,), (), ())]
     result = pl.pallas_call(
         partial(attend_kernel, plan=plan),
         out_shape=[result_like(shape, dtype, *args) for shape, dtype in shapes],
         grid=(sequence.shape[0], plan.kv_heads, plan.splits),
-        input_output_aliases={} if plan.partial else {len(args) - 1: 0},
+        input_output_aliases={len(args) - len(start) + i: i for i in range(len(start))},
         compiler_params=plgpu.CompilerParams(num_warps=blocks.warps, num_stages=blocks.stages),
         interpret=interpret,
         name=f"ragged_paged_attention_{'decode' if plan.partial else 'prefill'}",
     )(*args)
-    return _combine(result, plan, last, out) if plan.partial else result[0]
+    return _combine(result, plan, last, found) if plan.partial else result
 
 
-def _combine(partial_results, plan, decode, out):
-    """`out` with the quotient over all splits for the first `decode` tokens; others were not stored."""
+def _combine(partial_results, plan, decode, found):
+    """`found` with the quotient over all splits for the first `decode` tokens; others were not stored."""
     acc, peaks, totals = (x.reshape(plan.splits, -1, *x.shape[1:]) for x in partial_results)
-    weight = jnp.exp(peaks - peaks.max(0)[None])
+    top = peaks.max(0)
+    weight = jnp.exp(peaks - top[None])
     total = (totals * weight).sum(0)
     value = (acc * weight[..., None]).sum(0) / jnp.where(total > 0, total, 1.0)[:, None]
     rows = value.shape[0]
     mine = jnp.arange(rows) < decode * plan.heads
-    return out.at[:rows].set(jnp.where(mine[:, None], value.astype(out.dtype), 0))
+    out, *lse = found
+    out = out.at[:rows].set(jnp.where(mine[:, None], value.astype(out.dtype), 0))
+    return [out, *(x.at[:rows].set(jnp.where(mine, log_sum(top, total), -jnp.inf)) for x in lse)]

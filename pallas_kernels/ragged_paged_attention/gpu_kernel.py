@@ -10,6 +10,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
+from pallas_kernels.common.slot_shard import SlotShard, log_sum
 from pallas_kernels.ragged_paged_attention.masks import first_visible
 
 LOWEST = -1e30
@@ -22,8 +23,9 @@ class Plan:
     block_q: int
     keys: int  # of a step
     splits: int  # programs that share the keys of a sequence
-    page_size: int
+    page_size: int  # slots that the pool has of a page
     pages: int  # of a layer
+    shards: int  # pools over which the slots of a page are split
     heads: int
     kv_heads: int
     dim: int
@@ -35,6 +37,7 @@ class Plan:
     soft_cap: float | None
     dot_dtype: str
     partial: bool  # stores numerator, peak and sum of each split, else the quotient
+    lse: bool  # and its log-sum-exp
 
     @property
     def group(self) -> int:
@@ -54,7 +57,7 @@ def write_kernel(layer, pages, slots, new, _pool, pool, *, plan: Plan):
 
 
 def attend_kernel(
-    meta,  # [2]: layer, number of items
+    meta,  # [3]: layer, number of items, shard
     item_sequence,  # [N]
     item_offset,  # [N]
     kv_lens,  # [S]
@@ -63,23 +66,25 @@ def attend_kernel(
     sinks,  # [H], LOWEST where there are none
     q,  # [T * H, D], scaled
     pool,  # [L * P * p * 2K, lanes]
-    _out,
-    out,  # [T * H, D], or [splits * T * H, D] in float32 where plan.partial
-    peaks=None,  # [splits * T * H] float32, where plan.partial
-    totals=None,  # likewise
-    *,
+    *refs,
     plan: Plan,
 ):
-    """Output rows of the item and KV head of this program."""
+    """Output rows of the item and KV head of this program.
+
+    `refs` ends with the outputs. Where plan.partial: numerators [splits * T * H, D], peaks and sums
+    [splits * T * H], all float32. Else the output [T * H, D], and where plan.lse the log-sum-exp [T * H].
+    """
+    outputs = refs[-3:] if plan.partial else refs[len(refs) // 2 :]
     item, head, split = pl.program_id(0), pl.program_id(1), pl.program_id(2)
     pl.when(item < meta[1])(
         lambda: _attend_item(
             meta[0],
+            SlotShard(meta[2], plan.shards),
             item_sequence[item],
             item_offset[item],
             head,
             split,
-            *(kv_lens, table, cu_q_lens, sinks, q, pool, out, peaks, totals),
+            *(kv_lens, table, cu_q_lens, sinks, q, pool, outputs),
             plan=plan,
         )
     )
@@ -87,6 +92,7 @@ def attend_kernel(
 
 def _attend_item(
     layer,
+    slots,
     sequence,
     offset,
     head,
@@ -97,15 +103,13 @@ def _attend_item(
     sinks,
     q,
     pool,
-    out,
-    peaks,
-    totals,
+    outputs,
     *,
     plan,
 ):
-    token, end = cu_q_lens[sequence], cu_q_lens[sequence + 1]
-    count = jnp.minimum(plan.block_q, end - token - offset)
-    start = kv_lens[sequence] - (end - token) + offset
+    token, next_token = cu_q_lens[sequence], cu_q_lens[sequence + 1]
+    count = jnp.minimum(plan.block_q, next_token - token - offset)
+    start = kv_lens[sequence] - (next_token - token) + offset
     last = start + count - 1
     rows = plan.block_q * plan.group_size
     index = jnp.arange(rows, dtype=jnp.int32)
@@ -129,16 +133,16 @@ def _attend_item(
     q_block = plgpu.load(q.at[grid(q_row, lane)], mask=both(real, in_lane), other=0.0).astype(dot_dtype)
     position = start + query
     low = first_visible(position, plan.window, plan.chunk)
-    first = first_visible(start, plan.window, plan.chunk)
-    first = first - lax.rem(first, jnp.int32(plan.keys))
-    steps = lax.div(last - first + plan.keys, jnp.int32(plan.keys))
+    visible = slots.below(first_visible(start, plan.window, plan.chunk), plan.page_size)
+    end = slots.below(last + 1, plan.page_size)
+    first = visible - lax.rem(visible, jnp.int32(plan.keys))
+    steps = lax.div(end - first + plan.keys - 1, jnp.int32(plan.keys))
     share = lax.div(steps + plan.splits - 1, jnp.int32(plan.splits))
-    visible = first_visible(start, plan.window, plan.chunk)
 
     def step(i, carry):
         peak, total, acc = carry
         key = first + i * plan.keys + jnp.arange(plan.keys, dtype=jnp.int32)
-        held = (key >= visible) & (key <= last)
+        held = (key >= visible) & (key < end)
         page = plgpu.load(table.at[sequence, lax.div(key, jnp.int32(plan.page_size))], mask=held, other=0)
         slot = (layer * plan.pages + page) * plan.page_size + lax.rem(key, jnp.int32(plan.page_size))
         row = (slot * plan.kv_heads + head) * 2
@@ -155,7 +159,7 @@ def _attend_item(
         )
         if plan.soft_cap is not None:
             scores = plan.soft_cap * _tanh(scores * (1.0 / plan.soft_cap))
-        keys_2d, low_2d, position_2d = key[None, :], low[:, None], position[:, None]
+        keys_2d, low_2d, position_2d = slots.position(key, plan.page_size)[None, :], low[:, None], position[:, None]
         seen = (keys_2d >= low_2d) & (keys_2d <= position_2d) & held[None, :]
         scores = jnp.where(seen, scores, LOWEST)
         top = jnp.maximum(peak, jnp.max(scores, axis=1))
@@ -178,12 +182,15 @@ def _attend_item(
     peak, total, acc = lax.fori_loop(split * share, stop, step, (peak, total, acc))
     if plan.partial:
         place = split * (q.shape[0]) + q_row
+        out, peaks, totals = outputs
         plgpu.store(peaks.at[place], peak, mask=real)
         plgpu.store(totals.at[place], total, mask=real)
         plgpu.store(out.at[grid(place, lane)], acc, mask=both(real, in_lane))
         return
     value = acc / jnp.where(total > 0, total, 1.0)[:, None]
-    plgpu.store(out.at[grid(q_row, lane)], value.astype(out.dtype), mask=both(real, in_lane))
+    plgpu.store(outputs[0].at[grid(q_row, lane)], value.astype(outputs[0].dtype), mask=both(real, in_lane))
+    if plan.lse:
+        plgpu.store(outputs[1].at[q_row], log_sum(peak, total), mask=real)
 
 
 def _tanh(x):

@@ -25,20 +25,3 @@ def work_items(
     sequence = jnp.minimum(jnp.searchsorted(ends, item, side="right").astype(jnp.int32), sequences - 1)
     offset = (item - (ends - counts)[sequence]) * block_q
     return sequence, jnp.where(item < ends[-1], offset, 0), ends[-1]
-
-
-def token_places(
-    tokens: int,
-    page_size: int,
-    kv_lens: Int[Array, " S"],
-    page_table: Int[Array, "S B"],
-    cu_q_lens: Int[Array, " S+1"],
-    num_seqs: Int[Array, " 2"],
-) -> tuple[Int[Array, " T"], Int[Array, " T"]]:
-    """Page and slot of each query token; page -1 for padding."""
-    token = jnp.arange(tokens, dtype=jnp.int32)
-    sequence = jnp.clip(jnp.searchsorted(cu_q_lens, token, side="right") - 1, 0, kv_lens.shape[0] - 1)
-    position = kv_lens[sequence] - cu_q_lens[sequence + 1] + token
-    real = token < cu_q_lens[num_seqs[1]]
-    block = jnp.where(real, position // page_size, 0)
-    return jnp.where(real, page_table[sequence, block], -1), position % page_size

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.common.slot_shard import SlotShard, log_sum, whole_pages
+from pallas_kernels.common.token_places import token_places
 from pallas_kernels.common.varying import vary_like
-from pallas_kernels.ragged_paged_attention.items import token_places
 from pallas_kernels.ragged_paged_attention.masks import first_visible
 from pallas_kernels.ragged_paged_attention.values import interleave
 
@@ -41,12 +42,14 @@ def ragged_paged_attention(
     k_scale: float | None,
     v_scale: float | None,
     max_q_len: int | None,
-) -> tuple[Float[Array, "T H D"], Array]:
+    slots: SlotShard | None = None,
+) -> tuple[Array, ...]:
     """As `api.ragged_paged_attention`, whose contract it is."""
     tokens, heads, dim = q.shape
     kv_heads = k.shape[1]
+    shard = slots or whole_pages()
     rows = interleave(k, v, kv_pool, k_scale, v_scale)
-    kv_pool = _write(rows, kv_pool, layer, kv_lens, page_table, cu_q_lens, num_seqs)
+    kv_pool = _write(rows, kv_pool, layer, kv_lens, page_table, cu_q_lens, num_seqs, shard)
     attend = partial(
         _attend,
         kv_pool,
@@ -57,6 +60,7 @@ def ragged_paged_attention(
         soft_cap=soft_cap,
         sinks=None if sinks is None else sinks.astype(jnp.float32).reshape(kv_heads, -1),
         v_scale=v_scale,
+        slots=shard,
     )
     factor = scale if k_scale is None else scale * k_scale
     grouped = (q.astype(jnp.float32) * factor).reshape(tokens, kv_heads, heads // kv_heads, dim)
@@ -65,12 +69,16 @@ def ragged_paged_attention(
         longest = min(tokens, max_q_len or tokens)
         block = min(longest, SMALL_BLOCK if tokens <= SMALL_BLOCK * kv_lens.shape[0] else LARGE_BLOCK)
         out = _prefill(attend, grouped, kv_lens, page_table, cu_q_lens, num_seqs, block, out)
-    return out[:tokens].reshape(tokens, heads, dim).astype(q.dtype), kv_pool
+    out = out[:tokens].reshape(tokens, heads, dim + 1)
+    if slots is None:
+        return out[..., :dim].astype(q.dtype), kv_pool
+    real = jnp.arange(tokens) < cu_q_lens[num_seqs[1]]
+    return out[..., :dim], jnp.where(real[:, None], out[..., dim], -jnp.inf), kv_pool
 
 
-def _write(rows, pool, layer, kv_lens, page_table, cu_q_lens, num_seqs):
+def _write(rows, pool, layer, kv_lens, page_table, cu_q_lens, num_seqs, slots):
     """The pool with `rows[t]` at the page and slot of token t; padding goes nowhere."""
-    page, slot = token_places(rows.shape[0], pool.shape[2], kv_lens, page_table, cu_q_lens, num_seqs)
+    page, slot = token_places(rows.shape[0], pool.shape[2], kv_lens, page_table, cu_q_lens, num_seqs, slots)
     page = jnp.where(page < 0, pool.shape[1], page)
     return pool.at[jnp.broadcast_to(layer, page.shape), page, slot].set(rows, mode="drop")
 
@@ -107,7 +115,7 @@ def _prefill(attend, q, kv_lens, page_table, cu_q_lens, num_seqs, block_q, out):
     return lax.fori_loop(0, ends[-1], body, out)[:size]
 
 
-def _attend(pool, layer, q, position, page_table, *, tokens, kv_heads, window, chunk, soft_cap, sinks, v_scale):
+def _attend(pool, layer, q, position, page_table, *, tokens, kv_heads, window, chunk, soft_cap, sinks, v_scale, slots):
     """Attention of query groups that share a page table.
 
     Args:
@@ -115,13 +123,14 @@ def _attend(pool, layer, q, position, page_table, *, tokens, kv_heads, window, c
       page_table: `[N, B]`. tokens: how many keys to hold at a time, rounded up to pages.
 
     Returns:
-      `[N, Q, K, G, D]` in float32.
+      `[N, Q, K, G, D + 1]` in float32; the last column is the logarithm of the sum of exponentials.
     """
     page_size, blocks, dim = pool.shape[2], page_table.shape[1], q.shape[-1]
+    page = slots.page(page_size)
     pages = min(blocks, -(-tokens // page_size))
     first = jnp.where(position >= 0, first_visible(position, window, chunk), jnp.iinfo(jnp.int32).max)
-    start = jnp.min(first, axis=1) // page_size
-    stop = jnp.max(position, axis=1) // page_size + 1
+    start = jnp.min(first, axis=1) // page
+    stop = jnp.max(position, axis=1) // page + 1
     steps = jnp.max((stop - start + pages - 1) // pages)
 
     def body(i, carry):
@@ -130,7 +139,8 @@ def _attend(pool, layer, q, position, page_table, *, tokens, kv_heads, window, c
         held = block < stop[:, None]
         ids = jnp.take_along_axis(page_table, jnp.clip(block, 0, blocks - 1), axis=1)
         kv = pool[layer, jnp.where(held, ids, 0)].reshape(q.shape[0], pages * page_size, kv_heads, 2, -1)[..., :dim]
-        key = (block[:, :, None] * page_size + jnp.arange(page_size)[None, None]).reshape(q.shape[0], -1)
+        slot = slots.index * page_size + jnp.arange(page_size)
+        key = (block[:, :, None] * page + slot[None, None]).reshape(q.shape[0], -1)
         seen = (key[:, None] >= first[:, :, None]) & (key[:, None] <= position[:, :, None])
         values = jnp.where(seen.any(1)[:, :, None, None], kv[..., 1, :].astype(jnp.float32), 0)
         scores = jnp.einsum("nqkgd,nckd->nkgqc", q, kv[..., 0, :].astype(jnp.float32))
@@ -147,14 +157,15 @@ def _attend(pool, layer, q, position, page_table, *, tokens, kv_heads, window, c
     n, queries, _, group, _ = q.shape
     shape = (n, kv_heads, group, queries)
     carry = (jnp.full(shape, LOWEST), jnp.zeros(shape), jnp.zeros((*shape, dim)))
-    carry = tuple(vary_like(x, q, pool, position, page_table, layer) for x in carry)
+    carry = tuple(vary_like(x, q, pool, position, page_table, layer, slots) for x in carry)
     peak, total, acc = lax.fori_loop(0, steps, body, carry)
     if sinks is not None:
-        sink = jnp.broadcast_to(sinks[None, :, :, None], shape)
+        sink = jnp.broadcast_to(jnp.where(slots.index == 0, sinks, LOWEST)[None, :, :, None], shape)
         top = jnp.maximum(peak, sink)
         fade = jnp.exp(peak - top)
-        total, acc = total * fade + jnp.exp(sink - top), acc * fade[..., None]
+        total = total * fade + jnp.where(sink > LOWEST, jnp.exp(sink - top), 0)
+        peak, acc = top, acc * fade[..., None]
     out = acc / jnp.where(total > 0, total, 1)[..., None]
     out = out if v_scale is None else out * v_scale
-    out = out.transpose(0, 3, 1, 2, 4)
+    out = jnp.concatenate([out, log_sum(peak, total)[..., None]], axis=-1).transpose(0, 3, 1, 2, 4)
     return jnp.where((position >= 0)[:, :, None, None, None], out, 0)

@@ -8,6 +8,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.common.backends import UnsupportedError
+from pallas_kernels.common.slot_shard import SlotShard, whole_pages
 from pallas_kernels.common.varying import result_like, vary_together
 from pallas_kernels.ragged_paged_attention.blocks import VECTOR_LIMIT, Shape, TpuBlocks, tpu_blocks
 from pallas_kernels.ragged_paged_attention.items import work_items
@@ -54,9 +55,10 @@ def ragged_paged_attention(
     k_scale: float | None,
     v_scale: float | None,
     max_q_len: int | None,
+    slots: SlotShard | None = None,
     interpret: bool = False,
     blocks: TpuBlocks | None = None,
-) -> tuple[Float[Array, "T H D"], Array]:
+) -> tuple[Array, ...]:
     """As `api.ragged_paged_attention`; `blocks` overrides the tuned block sizes."""
     tokens, heads, dim = q.shape
     kv_heads, lanes = k.shape[1], kv_pool.shape[-1]
@@ -65,6 +67,7 @@ def ragged_paged_attention(
     blocks = blocks or tpu_blocks(shape, page_table.shape[1], max_q_len or tokens)
     if reason := blocks.refusal(shape):
         raise UnsupportedError(f"ragged_paged_attention: {reason}")
+    shard = slots or whole_pages()
     factor = scale if k_scale is None else scale * k_scale
     rows = (q.astype(jnp.float32) * factor).reshape(tokens, kv_heads, group, 1, dim).swapaxes(0, 1)
     rows = jnp.pad(rows, ((0, 0), (0, blocks.block_q), (0, 0), (0, 0), (0, lanes - dim)))
@@ -77,6 +80,7 @@ def ragged_paged_attention(
         kv_lens=kv_lens,
         page_table=page_table,
         cu_q_lens=cu_q_lens,
+        shard=shard.index,
         plan=partial(
             Plan,
             pages=blocks.pages,
@@ -85,6 +89,8 @@ def ragged_paged_attention(
             kv_heads=kv_heads,
             group=group,
             dim=lanes,
+            shards=shard.count,
+            lse=slots is not None,
             pack=kv_pool.shape[4],
             window=window,
             chunk=chunk,
@@ -94,11 +100,16 @@ def ragged_paged_attention(
             interpret=interpret,
         ),
     )
-    out, kv_pool = launch(jnp.zeros_like(rows), kv_pool, first=jnp.int32(0), last=num_seqs[0], block_q=1)
+    start = jnp.zeros((*rows.shape[:-1], lanes if slots is None else lanes + LANES))
+    out, kv_pool = launch(start, kv_pool, first=jnp.int32(0), last=num_seqs[0], block_q=1)
     if max_q_len != 1:
         out, kv_pool = launch(out, kv_pool, first=num_seqs[0], last=num_seqs[1], block_q=blocks.block_q)
-    out = out[:, :tokens, :, 0, :dim].swapaxes(0, 1).reshape(tokens, heads, dim)
-    return (out if v_scale is None else out * v_scale).astype(q.dtype), kv_pool
+    out = out[:, :tokens, :, 0].swapaxes(0, 1).reshape(tokens, heads, -1)
+    value = out[..., :dim] if v_scale is None else out[..., :dim] * v_scale
+    if slots is None:
+        return value.astype(q.dtype), kv_pool
+    real = jnp.arange(tokens) < cu_q_lens[num_seqs[1]]
+    return value, jnp.where(real[:, None], out[..., lanes], -jnp.inf), kv_pool
 
 
 def _launch(
@@ -112,6 +123,7 @@ def _launch(
     kv_lens,
     page_table,
     cu_q_lens,
+    shard,
     first,
     last,
     block_q,
@@ -120,13 +132,17 @@ def _launch(
     """`out` and `pool` after the sequences in [first, last), `block_q` queries at a time."""
     plan = plan(block_q=block_q)
     sequence, offset, count = work_items(cu_q_lens, first, last, block_q, q.shape[1])
-    start = jnp.full((plan.kv_heads, plan.group), LOWEST) if sinks is None else sinks.astype(jnp.float32)
+    start = jnp.full(plan.kv_heads * plan.group, LOWEST) if sinks is None else sinks.astype(jnp.float32)
+    start = jnp.where(shard == 0, start, LOWEST)
     start = jnp.tile(start.reshape(plan.kv_heads, plan.group, 1), (1, block_q, LANES))
-    meta = jnp.stack([layer, first, last, count]).astype(jnp.int32)
+    meta = jnp.stack([layer, first, last, count, shard]).astype(jnp.int32)
     scalars = (meta, sequence, offset, kv_lens, page_table.reshape(-1), cu_q_lens)
     operands = vary_together(*scalars, start, q, new, pool, out)
     anywhere = pl.BlockSpec(memory_space=pl.ANY)
-    queries = pltpu.VMEM((2, plan.kv_heads, block_q, plan.group, 1, plan.dim), jnp.float32)
+    queries, results = (
+        pltpu.VMEM((2, plan.kv_heads, block_q, plan.group, 1, lanes), jnp.float32)
+        for lanes in (q.shape[-1], out.shape[-1])
+    )
     state = pltpu.VMEM((plan.kv_heads, plan.rows, LANES), jnp.float32)
     return pl.pallas_call(
         partial(kernel, plan=plan),
@@ -139,7 +155,7 @@ def _launch(
             scratch_shapes=[
                 pltpu.VMEM((2, plan.pages, *pool.shape[2:]), pool.dtype),
                 queries,
-                queries,
+                results,
                 state,
                 state,
                 pltpu.VMEM((plan.kv_heads, plan.rows, plan.dim), jnp.float32),

@@ -12,6 +12,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from pallas_kernels.common.slot_shard import SlotShard, log_sum
 from pallas_kernels.ragged_paged_attention.masks import first_visible
 from pallas_kernels.ragged_paged_attention.words import head_elements, unpack
 
@@ -25,12 +26,14 @@ class Plan:
 
     block_q: int
     pages: int  # of a chunk
-    page_size: int
+    page_size: int  # slots that the pool has of a page
     table_width: int
     kv_heads: int
     group: int
     dim: int  # lanes of a row: head dim rounded up to 128
     pack: int
+    shards: int  # pools over which the slots of a page are split
+    lse: bool  # a row of the output ends with LANES times its log-sum-exp
     window: int | None
     chunk: int | None
     soft_cap: float | None
@@ -48,7 +51,7 @@ class Plan:
 
 
 def kernel(
-    meta,  # SMEM [4]: layer, first sequence, one past the last sequence, number of items
+    meta,  # SMEM [5]: layer, first sequence, one past the last sequence, number of items, shard
     item_sequence,  # SMEM [N]
     item_offset,  # SMEM [N]: tokens of the sequence before the item
     kv_lens,  # SMEM [S]
@@ -59,11 +62,11 @@ def kernel(
     new_hbm,  # [T, words, pack, D]
     _pool,
     _out,
-    out_hbm,  # as q_hbm
+    out_hbm,  # as q_hbm, with LANES more for the log-sum-exp
     pool,  # [L, P, p, words, pack, D], aliased
     kv_buf,  # VMEM [2, pages, p, words, pack, D]
     q_buf,  # VMEM [2, K, block_q, G, 1, D]
-    o_buf,  # likewise
+    o_buf,  # likewise, as wide as out_hbm
     peak,  # VMEM [K, rows, LANES]
     total,  # likewise
     acc,  # VMEM [K, rows, D]
@@ -76,6 +79,8 @@ def kernel(
 ):
     """Writes new rows to the pool, then attends; see `Plan` for the letters."""
     layer, items, size = meta[0], meta[3], plan.page_size
+    slots = SlotShard(meta[4], plan.shards)
+    page_positions = slots.page(size)
 
     def write_rows(act):
         def sequence(s, _):
@@ -84,11 +89,12 @@ def kernel(
 
             def block(b, _):
                 page = table[s * plan.table_width + b]
-                low, high = jnp.maximum(start, b * size), jnp.minimum(kv_len, (b + 1) * size)
+                base = slots.position(b * size, size)
+                low, high = jnp.maximum(start, base), jnp.minimum(kv_len, base + size)
 
                 def one(i, _):
                     row = new_hbm.at[token + i - start]
-                    act(pltpu.make_async_copy(row, pool.at[layer, page, i - b * size], write_sem))
+                    act(pltpu.make_async_copy(row, pool.at[layer, page, i - base], write_sem))
                     return 0
 
                 if plan.block_q == 1:
@@ -105,7 +111,8 @@ def kernel(
 
                 return 0
 
-            return lax.fori_loop(lax.div(start, size), lax.div(kv_len + size - 1, size), block, 0)
+            stop = lax.div(kv_len + page_positions - 1, page_positions)
+            return lax.fori_loop(lax.div(start, page_positions), stop, block, 0)
 
         lax.fori_loop(meta[1], meta[2], sequence, 0)
 
@@ -115,7 +122,8 @@ def kernel(
         q_len = cu_q_lens[s + 1] - cu_q_lens[s]
         position, count = kv_lens[s] - q_len + offset, jnp.minimum(plan.block_q, q_len - offset)
         first = first_visible(position, plan.window, plan.chunk)
-        return position, count, lax.div(first, size), lax.div(position + count - 1, size) + 1
+        stop = lax.div(position + count - 1, page_positions) + 1
+        return position, count, lax.div(first, page_positions), stop
 
     def fetch_kv(i, block, stop, slot, act):
         def one(j, _):
@@ -158,8 +166,8 @@ def kernel(
 
             fetch_kv(i, block, stop, slot, lambda copy: copy.wait())
             last, key = position + count - 1, block * size
-            whole = key >= first_visible(last, plan.window, plan.chunk)
-            whole = whole & (key + plan.pages * size - 1 <= position)
+            whole = slots.position(key, size) >= first_visible(last, plan.window, plan.chunk)
+            whole = whole & (slots.position(key + plan.pages * size - 1, size) <= position)
             pl.when(whole)(lambda: accumulate(i, slot, key, position, last, masked=False))
             pl.when(~whole)(lambda: accumulate(i, slot, key, position, last, masked=True))
             return 1 - slot
@@ -169,7 +177,10 @@ def kernel(
             bottom = total[h][:, :1]
             rows = acc[h] / jnp.where(bottom > 0, bottom, 1.0)
             real = row_index() < count
-            put_rows(o_buf, (lax.rem(i, 2), h), jnp.where(real, rows, 0.0))
+            rows = jnp.where(real, rows, 0.0)
+            if plan.lse:
+                rows = jnp.concatenate([rows, log_sum(peak[h], total[h])], axis=1)
+            put_rows(o_buf, (lax.rem(i, 2), h), rows)
 
         @pl.when(i > 0)
         def _():
@@ -183,9 +194,9 @@ def kernel(
 
     def put_rows(ref, index, value):
         if plan.interpret:
-            ref[index] = value.reshape(plan.block_q, plan.group, 1, plan.dim)
+            ref[index] = value.reshape(plan.block_q, plan.group, 1, -1)
         else:
-            ref.at[index].reshape(plan.rows, plan.dim)[...] = value
+            ref.at[index].reshape(value.shape)[...] = value
 
     def get_rows(ref, index):
         if plan.interpret:
@@ -210,9 +221,9 @@ def kernel(
         keys, dot_dtype = plan.pages * size, jnp.dtype(plan.dot_dtype)
         precision = lax.Precision.HIGHEST if dot_dtype == jnp.float32 else None
         query = position + row_index()
-        key = first_key + lax.broadcasted_iota(jnp.int32, (1, keys), 1)
+        key = slots.position(first_key + lax.broadcasted_iota(jnp.int32, (1, keys), 1), size)
         seen = (key >= first_visible(query, plan.window, plan.chunk)) & (key <= jnp.minimum(query, last))
-        key = first_key + lax.broadcasted_iota(jnp.int32, (keys, 1), 0)
+        key = slots.position(first_key + lax.broadcasted_iota(jnp.int32, (keys, 1), 0), size)
         held = (key >= first_visible(position, plan.window, plan.chunk)) & (key <= last)
         pool_dtype = jnp.dtype(plan.pool_dtype)
         for h in range(plan.kv_heads):

@@ -47,7 +47,7 @@ ffi::Error invalid(const char* op, const std::string& why) {
 
 // Fills in what both ops share; returns what is wrong.
 std::string read_batch(const Ints& layer, const Ints& kv_lens, const Ints& page_table, const Ints& cu_q_lens,
-                       const Ints& num_seqs, ti::RaggedBatch* batch, int64_t layers) {
+                       const Ints& num_seqs, const Ints& shard, ti::RaggedBatch* batch, int64_t layers) {
   auto table = page_table.dimensions();
   if (table.size() != 2 || kv_lens.element_count() != static_cast<size_t>(table[0]) ||
       cu_q_lens.element_count() != static_cast<size_t>(table[0] + 1) || num_seqs.element_count() != 2)
@@ -58,12 +58,26 @@ std::string read_batch(const Ints& layer, const Ints& kv_lens, const Ints& page_
   int64_t index = *layer.typed_data();
   if (index < 0 || index >= layers)
     return "layer " + std::to_string(index) + " is outside [0, " + std::to_string(layers) + ")";
+  batch->shard = *shard.typed_data();
+  if (batch->shard < 0 || batch->shard >= batch->shards)
+    return "shard " + std::to_string(batch->shard) + " is outside [0, " + std::to_string(batch->shards) + ")";
   return batch->wrong();
 }
 
-void clear_padding(const ti::RaggedBatch& batch, void* out, size_t row_bytes) {
-  int64_t live = batch.live_tokens();
-  std::memset(static_cast<char*>(out) + live * row_bytes, 0, (batch.tokens - live) * row_bytes);
+// Where the results go; what is wrong with them.
+std::string read_results(ffi::AnyBuffer out, ffi::Buffer<ffi::F32> lse, size_t rows, ti::Attention* a) {
+  if (!ti::float_type_of(out.element_type(), &a->out_type)) return "the output must be float32 or bfloat16";
+  if (lse.element_count() != 0 && lse.element_count() != rows) return "lse must be [T,H] or empty";
+  a->out = out.untyped_data(), a->lse = lse.element_count() == 0 ? nullptr : lse.typed_data();
+  return "";
+}
+
+// Output 0 and log-sum-exp -inf for the tokens past the last sequence.
+void clear_padding(const ti::RaggedBatch& batch, const ti::Attention& a) {
+  int64_t live = batch.live_tokens(), padding = batch.tokens - live;
+  size_t row_bytes = a.heads * a.value_dim * (a.out_type == ti::Type::kFloat32 ? 4 : 2);
+  std::memset(static_cast<char*>(a.out) + live * row_bytes, 0, padding * row_bytes);
+  if (a.lse != nullptr) std::fill_n(a.lse + live * a.heads, padding * a.heads, -INFINITY);
 }
 
 // Copies the new rows of sequences to their pages; write(token, row in the pool).
@@ -82,9 +96,10 @@ void write_rows(ffi::ThreadPool& threads, const ti::RaggedBatch& batch, uint8_t*
 
 ffi::Error ragged_attention(ffi::ThreadPool threads, ffi::AnyBuffer q, ffi::AnyBuffer k, ffi::AnyBuffer v,
                             ffi::AnyBuffer pool, Ints layer, Ints kv_lens, Ints page_table, Ints cu_q_lens,
-                            Ints num_seqs, ffi::Buffer<ffi::F32> sinks, ffi::Result<ffi::AnyBuffer> out,
-                            ffi::Result<ffi::AnyBuffer> pool_out, float scale, float v_scale, float soft_cap,
-                            int64_t window, int64_t chunk, std::string_view isa) {
+                            Ints num_seqs, Ints shard, ffi::Buffer<ffi::F32> sinks, ffi::Result<ffi::AnyBuffer> out,
+                            ffi::Result<ffi::AnyBuffer> pool_out, ffi::Result<ffi::Buffer<ffi::F32>> lse, float scale,
+                            float v_scale, float soft_cap, int64_t window, int64_t chunk, int64_t shards,
+                            std::string_view isa) {
   constexpr char op[] = "ragged_paged_attention";
   const ti::Kernels* kernels = ti::select_kernels(isa);
   if (kernels == nullptr) return ti::no_kernels(isa);
@@ -105,14 +120,16 @@ ffi::Error ragged_attention(ffi::ThreadPool threads, ffi::AnyBuffer q, ffi::AnyB
 
   ti::RaggedBatch batch = {};
   batch.tokens = qs[0], batch.page_size = ps[2], batch.pages = ps[1], batch.window = window, batch.chunk = chunk;
-  std::string wrong = read_batch(layer, kv_lens, page_table, cu_q_lens, num_seqs, &batch, ps[0]);
+  batch.shards = shards;
+  std::string wrong = read_batch(layer, kv_lens, page_table, cu_q_lens, num_seqs, shard, &batch, ps[0]);
+  if (wrong.empty()) wrong = read_results(*out, *lse, qs[0] * qs[1], &a);
   if (!wrong.empty()) return invalid(op, wrong);
   a.blocks = batch.blocks, a.page_table = batch.page_table, a.window = window, a.chunk = chunk;
   uint8_t* pages = static_cast<uint8_t*>(pool_out->untyped_data()) + *layer.typed_data() * ps[1] * a.page_bytes;
   a.pool = pages, a.float8 = float8_values(a.pool_type);
   a.scale = scale, a.value_scale = v_scale, a.soft_cap = soft_cap;
-  a.sinks = sinks.element_count() == 0 ? nullptr : sinks.typed_data();
-  a.q = q.untyped_data(), a.out = out->untyped_data();
+  a.sinks = sinks.element_count() == 0 || batch.shard != 0 ? nullptr : sinks.typed_data();  // they count once
+  a.shard = batch.shard, a.shards = shards, a.q = q.untyped_data();
 
   return ti::guarded([&] {
     const char *keys = static_cast<const char*>(k.untyped_data()), *values = static_cast<const char*>(v.untyped_data());
@@ -125,14 +142,15 @@ ffi::Error ragged_attention(ffi::ThreadPool threads, ffi::AnyBuffer q, ffi::AnyB
       }
     });
     ti::run_attention(threads, *kernels, batch, a);
-    clear_padding(batch, a.out, out->size_bytes() / std::max<int64_t>(1, batch.tokens));
+    clear_padding(batch, a);
   });
 }
 
 ffi::Error latent_attention(ffi::ThreadPool threads, ffi::AnyBuffer q_latent, ffi::AnyBuffer q_rope,
                             ffi::AnyBuffer rows, ffi::AnyBuffer pool, Ints layer, Ints kv_lens, Ints page_table,
-                            Ints cu_q_lens, Ints num_seqs, ffi::Result<ffi::AnyBuffer> out,
-                            ffi::Result<ffi::AnyBuffer> pool_out, float scale, std::string_view isa) {
+                            Ints cu_q_lens, Ints num_seqs, Ints shard, ffi::Result<ffi::AnyBuffer> out,
+                            ffi::Result<ffi::AnyBuffer> pool_out, ffi::Result<ffi::Buffer<ffi::F32>> lse, float scale,
+                            int64_t shards, std::string_view isa) {
   constexpr char op[] = "latent_paged_attention";
   const ti::Kernels* kernels = ti::select_kernels(isa);
   if (kernels == nullptr) return ti::no_kernels(isa);
@@ -149,20 +167,21 @@ ffi::Error latent_attention(ffi::ThreadPool threads, ffi::AnyBuffer q_latent, ff
   a.page_size = ps[2], a.page_bytes = a.page_size * a.row_bytes;
 
   ti::RaggedBatch batch = {};
-  batch.tokens = ls[0], batch.page_size = ps[2], batch.pages = ps[1];
-  std::string wrong = read_batch(layer, kv_lens, page_table, cu_q_lens, num_seqs, &batch, ps[0]);
+  batch.tokens = ls[0], batch.page_size = ps[2], batch.pages = ps[1], batch.shards = shards;
+  std::string wrong = read_batch(layer, kv_lens, page_table, cu_q_lens, num_seqs, shard, &batch, ps[0]);
+  if (wrong.empty()) wrong = read_results(*out, *lse, ls[0] * ls[1], &a);
   if (!wrong.empty()) return invalid(op, wrong);
   a.blocks = batch.blocks, a.page_table = batch.page_table;
   uint8_t* pages = static_cast<uint8_t*>(pool_out->untyped_data()) + *layer.typed_data() * ps[1] * a.page_bytes;
   a.pool = pages, a.float8 = float8_values(a.pool_type), a.scale = scale, a.value_scale = 1;
-  a.q = q_latent.untyped_data(), a.q_rest = q_rope.untyped_data(), a.out = out->untyped_data();
+  a.shard = batch.shard, a.shards = shards, a.q = q_latent.untyped_data(), a.q_rest = q_rope.untyped_data();
 
   return ti::guarded([&] {
     const char* from = static_cast<const char*>(rows.untyped_data());
     write_rows(threads, batch, pages, a,
                [&](int64_t token, uint8_t* row) { std::memcpy(row, from + token * a.row_bytes, a.row_bytes); });
     ti::run_attention(threads, *kernels, batch, a);
-    clear_padding(batch, a.out, out->size_bytes() / std::max<int64_t>(1, batch.tokens));
+    clear_padding(batch, a);
   });
 }
 
@@ -181,14 +200,17 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(ti_ragged_attention, ragged_attention,
                                   .Arg<Ints>()
                                   .Arg<Ints>()
                                   .Arg<Ints>()
+                                  .Arg<Ints>()
                                   .Arg<ffi::Buffer<ffi::F32>>()
                                   .Ret<ffi::AnyBuffer>()
                                   .Ret<ffi::AnyBuffer>()
+                                  .Ret<ffi::Buffer<ffi::F32>>()
                                   .Attr<float>("scale")
                                   .Attr<float>("v_scale")
                                   .Attr<float>("soft_cap")
                                   .Attr<int64_t>("window")
                                   .Attr<int64_t>("chunk")
+                                  .Attr<int64_t>("shards")
                                   .Attr<std::string_view>("isa"));
 
 TI_EXPORT(ti_latent_attention);
@@ -204,7 +226,10 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(ti_latent_attention, latent_attention,
                                   .Arg<Ints>()
                                   .Arg<Ints>()
                                   .Arg<Ints>()
+                                  .Arg<Ints>()
                                   .Ret<ffi::AnyBuffer>()
                                   .Ret<ffi::AnyBuffer>()
+                                  .Ret<ffi::Buffer<ffi::F32>>()
                                   .Attr<float>("scale")
+                                  .Attr<int64_t>("shards")
                                   .Attr<std::string_view>("isa"));

@@ -4,6 +4,8 @@
 // Every row is computed as it would be alone: masked positions weigh exactly 0.
 #pragma once
 
+#include <math.h>
+
 #include "kernels.h"
 #include "tiles.h"
 
@@ -27,6 +29,10 @@ static inline int64_t first_visible(const ti::Attention& a, int64_t position) {
   if (a.window > 0 && position - a.window + 1 > first) first = position - a.window + 1;
   if (a.chunk > 0 && position / a.chunk * a.chunk > first) first = position / a.chunk * a.chunk;
   return first;
+}
+
+static inline int64_t below(const ti::Attention& a, int64_t position) {
+  return ti::slots_below(position, a.page_size, a.shard, a.shards);
 }
 
 // `dim` stored elements as f32, zeros up to the padded length.
@@ -59,21 +65,21 @@ static inline void read_row(const ti::Attention& a, const uint8_t* p, int64_t di
   for (int64_t end = padded(dim); i < end; ++i) out[i] = 0.0f;
 }
 
-// Walks the rows of one KV head, position after position, over the pages of a sequence.
+// Walks the rows of one KV head, slot after slot, over the pages of a sequence.
 struct Cursor {
   const ti::Attention& a;
   const int32_t* page;
   int64_t slot, offset;
   const uint8_t* row;
 
-  Cursor(const ti::Attention& a, const ti::Queries& q, int64_t position, int64_t offset)
+  Cursor(const ti::Attention& a, const ti::Queries& q, int64_t number, int64_t offset)
       : a(a),
-        page(a.page_table + q.sequence * a.blocks + position / a.page_size),
-        slot(position % a.page_size),
+        page(a.page_table + q.sequence * a.blocks + number / a.page_size),
+        slot(number % a.page_size),
         offset(offset + q.kv_head * a.head_bytes) {
     row = a.pool + *page * a.page_bytes + slot * a.row_bytes + this->offset;
   }
-  // To the next position, which must be one of the sequence.
+  // To the next slot, which must be one of the sequence.
   inline void next() {
     row += a.row_bytes;
     if (++slot < a.page_size) return;
@@ -82,8 +88,8 @@ struct Cursor {
   }
 };
 
-// Keys (offset 0) or values of positions [from, to) of a KV head, a row each. While keys are read, the cache lines of
-// key and value some positions ahead are fetched, up to position `last`.
+// Keys (offset 0) or values of slots [from, to) of a KV head, a row each. While keys are read, the cache lines of
+// key and value some slots ahead are fetched, up to slot `last`.
 template <ti::PoolType type>
 static void read_typed(const ti::Attention& a, const ti::Queries& q, int64_t from, int64_t to, int64_t last,
                        int64_t offset, int64_t dim, float* out) {
@@ -103,7 +109,7 @@ static void read_typed(const ti::Attention& a, const ti::Queries& q, int64_t fro
   }
 }
 
-static void read_positions(const ti::Attention& a, const ti::Queries& q, int64_t from, int64_t to, int64_t last,
+static void read_slots(const ti::Attention& a, const ti::Queries& q, int64_t from, int64_t to, int64_t last,
                            int64_t offset, int64_t dim, float* out) {
   using ti::PoolType;
   switch (a.pool_type) {
@@ -244,10 +250,15 @@ static void attention_split(const ti::Attention& a, const ti::Queries& q, int64_
   float *queries = work, *scores = queries + rows * key, *columns = scores + rows * ti::kSplit;
   float* held = columns + kPositionBlock * key;
   float *top = result, *total = top + rows, *acc = total + rows;
-  int64_t base = split * ti::kSplit, last = q.position + q.tokens - 1;
-  int64_t from = first_visible(a, q.position), to = last + 1;
+  int64_t base = split * ti::kSplit;
+  int64_t from = below(a, first_visible(a, q.position)), to = below(a, q.position + q.tokens);
   from = from > base ? from : base;
   to = to < base + ti::kSplit ? to : base + ti::kSplit;
+  memset(acc, 0, (size_t)(rows * value) * 4);
+  if (from >= to) {
+    for (int64_t r = 0; r < rows; ++r) top[r] = kLowest, total[r] = 0.0f;
+    return;
+  }
   int64_t first_block = base + (from - base) / kPositionBlock * kPositionBlock;
 
   pack_queries(a, q, queries);
@@ -255,23 +266,22 @@ static void attention_split(const ti::Attention& a, const ti::Queries& q, int64_
   for (int64_t block = first_block; block < to; block += kPositionBlock) {
     int64_t begin = block > from ? block : from, end = block + kPositionBlock < to ? block + kPositionBlock : to;
     if (end - begin < kPositionBlock) memset(held, 0, (size_t)(kPositionBlock * key) * 4);
-    read_positions(a, q, begin, end, to - 1, 0, a.key_dim, held + (begin - block) * key);
+    read_slots(a, q, begin, end, to - 1, 0, a.key_dim, held + (begin - block) * key);
     transpose(held, key, columns);
     outer_rows(queries, columns, rows, a.key_dim, kPositionBlock, {key, kPositionBlock, ti::kSplit},
                scores + (block - base));
   }
   for (int64_t r = 0; r < rows; ++r) {
     int64_t position = q.position + r / q.heads;
-    int64_t first = first_visible(a, position), stop = position + 1;
+    int64_t first = below(a, first_visible(a, position)), stop = below(a, position + 1);
     first = first > from ? first : from;
     stop = stop < to ? stop : to;
     if (stop < first) stop = first = from;
     soften_row(a, scores + r * ti::kSplit, first - base, stop - base, top + r, total + r);
   }
-  memset(acc, 0, (size_t)(rows * value) * 4);
   for (int64_t begin = from; begin < to; begin += kPositionBlock) {
     int64_t end = begin + kPositionBlock < to ? begin + kPositionBlock : to;
-    read_positions(a, q, begin, end, to - 1, a.value_offset, a.value_dim, held);
+    read_slots(a, q, begin, end, to - 1, a.value_offset, a.value_dim, held);
     outer_rows(scores + (begin - base), held, rows, end - begin, value, {ti::kSplit, value, value}, acc);
   }
 }
@@ -300,19 +310,20 @@ static void attention_finish(const ti::Attention& a, const ti::Queries& q, float
   int64_t rows = q.rows(), value = padded(a.value_dim);
   for (int64_t r = 0; r < rows; ++r) {
     int64_t head = q.head + r % q.heads;
-    float sum = total[rows + r], factor = a.value_scale;
+    float sum = total[rows + r], factor = a.value_scale, top = total[r];
     if (a.sinks != nullptr) {
-      float peak = total[r] > a.sinks[head] ? total[r] : a.sinks[head];
-      float keep = exp_one(total[r] - peak);
-      sum = sum * keep + exp_one(a.sinks[head] - peak);
+      top = top > a.sinks[head] ? top : a.sinks[head];
+      float keep = exp_one(total[r] - top);
+      sum = sum * keep + exp_one(a.sinks[head] - top);
       factor *= keep;
     }
     factor = sum > 0 ? factor / sum : 0.0f;
     const float* acc = total + 2 * rows + r * value;
     int64_t row = (q.token + r / q.heads) * a.heads + head;
+    if (a.lse != nullptr) a.lse[row] = sum > 0 ? top + logf(sum) : -HUGE_VALF;
     for (int64_t i = 0; i < a.value_dim; ++i) {
       float y = acc[i] * factor;
-      if (a.q_type == ti::Type::kFloat32) {
+      if (a.out_type == ti::Type::kFloat32) {
         ((float*)a.out)[row * a.value_dim + i] = y;
       } else {
         ((uint16_t*)a.out)[row * a.value_dim + i] = float_to_bf16(y);

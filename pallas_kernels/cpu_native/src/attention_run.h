@@ -33,8 +33,10 @@ inline std::vector<Queries> group_queries(const RaggedBatch& batch, const Attent
 template <class Pool>
 void run_attention(Pool& pool, const Kernels& kernels, const RaggedBatch& batch, const Attention& a) {
   std::vector<Queries> all = group_queries(batch, a);
-  auto first_split = [&](const Queries& q) { return batch.first_visible(q.position) / kSplit; };
-  auto last_split = [&](const Queries& q) { return (q.position + q.tokens - 1) / kSplit; };
+  auto first_split = [&](const Queries& q) { return batch.below(batch.first_visible(q.position)) / kSplit; };
+  auto last_split = [&](const Queries& q) {
+    return std::max(first_split(q), (batch.below(q.position + q.tokens) - 1) / kSplit);
+  };
   int64_t result = kernels.attention_result(a, kMaxQueryRows), work = kernels.attention_work(a, kMaxQueryRows);
 
   if (static_cast<int64_t>(all.size()) >= 8 * pool.num_threads()) {

@@ -63,13 +63,22 @@ struct Attention {
   PoolType pool_type;
   const float* float8;  // the value of every code of a float8 pool
   int64_t page_bytes, row_bytes, head_bytes, value_offset;  // bytes from a page, position, head to the next; k to v
-  int64_t page_size, blocks;
-  const int32_t* page_table;  // [sequences, blocks]
+  int64_t page_size, blocks;                                // slots that this pool has of a page
+  int64_t shard, shards;                                    // pools over which the slots of a page are split
+  const int32_t* page_table;                                // [sequences, blocks]
   float scale, value_scale, soft_cap;  // soft_cap 0: none
   int64_t window, chunk;               // 0: none
   const float* sinks;                  // [heads] or null
-  void* out;                           // [tokens, heads, value_dim], of q_type
+  void* out;                           // [tokens, heads, value_dim]
+  Type out_type;
+  float* lse;  // [tokens, heads], log-sum-exp of each row, or null
 };
+
+// How many slots of a shard hold positions less than `position`; slots are numbered block after block.
+static inline int64_t slots_below(int64_t position, int64_t page_size, int64_t shard, int64_t shards) {
+  int64_t page = page_size * shards, rest = position % page - shard * page_size;
+  return position / page * page_size + (rest < 0 ? 0 : rest > page_size ? page_size : rest);
+}
 
 // Queries that share keys: tokens [token, token + tokens) of one sequence, `heads` query heads of one KV head.
 struct Queries {
@@ -78,7 +87,7 @@ struct Queries {
   int64_t rows() const { return tokens * heads; }
 };
 
-// Positions are taken in splits that begin at multiples of this, so that a row's sums do not depend on its batch.
+// Slots are taken in splits that begin at multiples of this, so that a row's sums do not depend on its batch.
 constexpr int64_t kSplit = 192;
 constexpr int64_t kMaxQueryRows = 48;
 

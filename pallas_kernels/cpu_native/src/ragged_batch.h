@@ -6,6 +6,8 @@
 #include <cstring>
 #include <string>
 
+#include "kernels.h"
+
 namespace ti {
 
 // Arrays of the op contract. Tokens [cu_q_lens[s], cu_q_lens[s + 1]) are the last ones of kv_lens[s] positions.
@@ -13,11 +15,15 @@ struct RaggedBatch {
   const int32_t *kv_lens, *page_table, *cu_q_lens;
   int64_t sequences, live;  // live: sequences without padding
   int64_t blocks, tokens, page_size, pages;
+  int64_t shard, shards;  // this pool has slots [shard * page_size, (shard + 1) * page_size) of every page
   int64_t window, chunk;
 
   int64_t extend(int64_t s) const { return cu_q_lens[s + 1] - cu_q_lens[s]; }
   int64_t cached(int64_t s) const { return kv_lens[s] - extend(s); }
   int64_t live_tokens() const { return live == 0 ? 0 : cu_q_lens[live]; }
+
+  int64_t page() const { return page_size * shards; }  // positions
+  int64_t below(int64_t position) const { return slots_below(position, page_size, shard, shards); }
 
   int64_t first_visible(int64_t position) const {
     int64_t first = 0;
@@ -37,10 +43,10 @@ struct RaggedBatch {
       if (extend(s) < 0 || cu_q_lens[s + 1] > tokens)
         return "cu_q_lens" + of + " must not fall or pass the " + std::to_string(tokens) + " tokens of q";
       if (extend(s) == 0) continue;
-      if (cached(s) < 0 || kv_lens[s] > blocks * page_size)
+      if (cached(s) < 0 || kv_lens[s] > blocks * page())
         return "kv_len " + std::to_string(kv_lens[s]) + of + " must hold its new tokens and fit its " +
-               std::to_string(blocks) + " pages of " + std::to_string(page_size);
-      for (int64_t b = first_visible(cached(s)) / page_size; b * page_size < kv_lens[s]; ++b) {
+               std::to_string(blocks) + " pages of " + std::to_string(page());
+      for (int64_t b = first_visible(cached(s)) / page(); b * page() < kv_lens[s]; ++b) {
         int64_t page = page_table[s * blocks + b];
         if (page < 0 || page >= pages)
           return "page " + std::to_string(page) + " of block " + std::to_string(b) + of + " is outside [0, " +
@@ -50,13 +56,13 @@ struct RaggedBatch {
     return "";
   }
 
-  // Calls visit(token, byte offset of its row in the layer) for the tokens of sequence s.
+  // Calls visit(token, byte offset of its row in the layer) for the tokens of sequence s that the shard holds.
   template <class Visit>
   void each_slot(int64_t s, int64_t page_bytes, int64_t row_bytes, const Visit& visit) const {
     for (int64_t i = 0; i < extend(s); ++i) {
-      int64_t position = cached(s) + i;
-      int64_t page = page_table[s * blocks + position / page_size];
-      visit(cu_q_lens[s] + i, page * page_bytes + position % page_size * row_bytes);
+      int64_t position = cached(s) + i, slot = position % page() - shard * page_size;
+      if (slot < 0 || slot >= page_size) continue;
+      visit(cu_q_lens[s] + i, page_table[s * blocks + position / page()] * page_bytes + slot * row_bytes);
     }
   }
 };

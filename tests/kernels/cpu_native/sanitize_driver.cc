@@ -117,25 +117,31 @@ void attention(Random& random, Pool& pool, const ti::Kernels& kernels) {
   batch.window = a.window = pick(random, 0, 1) * pick(random, 1, 300);
   batch.chunk = a.chunk = pick(random, 0, 1) * pick(random, 1, 300);
   a.soft_cap = static_cast<float>(pick(random, 0, 1)) * 5, a.scale = 0.1f, a.value_scale = 1;
+  batch.shards = a.shards = pick(random, 1, 3), batch.shard = a.shard = pick(random, 0, a.shards - 1);
   batch.sequences = batch.live = pick(random, 1, 5), batch.blocks = a.blocks = 600 / a.page_size + 1;
   std::vector<int32_t> lens(batch.live), starts(1, 0), table(batch.live * batch.blocks, -7);
   for (int64_t s = 0; s < batch.live; ++s) {
     int64_t extend = pick(random, 0, 1) != 0 ? 1 : pick(random, 0, 60), cached = pick(random, 0, 500);
     lens[s] = static_cast<int32_t>(cached + extend);
     starts.push_back(starts.back() + static_cast<int32_t>(extend));
-    for (int64_t b = batch.first_visible(cached) / a.page_size; b * a.page_size < lens[s]; ++b)
+    for (int64_t b = batch.first_visible(cached) / batch.page(); b * batch.page() < lens[s]; ++b)
       table[s * batch.blocks + b] = static_cast<int32_t>(batch.pages++);
   }
   batch.pages = std::max<int64_t>(1, batch.pages), batch.tokens = starts.back();
   batch.kv_lens = lens.data(), batch.page_table = a.page_table = table.data(), batch.cu_q_lens = starts.data();
   std::vector<uint8_t> pages(batch.pages * a.page_bytes, 0x3c);
   std::vector<float> q = floats(random, batch.tokens * a.heads * a.q_dim), out(q.size(), NAN);
-  a.pool = pages.data(), a.q = q.data(), a.out = out.data();
+  std::vector<float> lse(batch.tokens * a.heads, NAN);
+  a.pool = pages.data(), a.q = q.data(), a.out = out.data(), a.lse = lse.data();
   if (std::string wrong = batch.wrong(); !wrong.empty()) std::printf("%s\n", wrong.c_str()), std::exit(1);
   ti::run_attention(pool, kernels, batch, a);
   const float values[] = {kFloatValue, kBFloatValue, kHalfValue, kInt8Value};
   float constant = values[static_cast<int>(a.pool_type)];
-  for (float value : out) expect("attention", value, constant, constant);
+  for (size_t i = 0; i < out.size(); ++i) {
+    float sum = lse[i / a.value_dim];
+    if (std::isnan(sum)) std::printf("a row without a sum\n"), std::exit(1);
+    expect("attention", out[i], sum == -INFINITY ? 0 : constant, constant);
+  }
 }
 
 }  // namespace

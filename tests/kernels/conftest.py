@@ -1,0 +1,39 @@
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels.common.slot_shard import SlotShard
+
+
+@pytest.fixture
+def over_shards() -> Callable:
+    """A function that runs an attention op on every shard of a pool split along its slots, and merges the outputs.
+
+    `over_shards(op, args, pools, count)`: `op(*args, slots)` returns (out, lse, *pools); `pools` says which of
+    `args` those are, and their third axis is split. Gives the output merged in float64, the pools joined, and the
+    (out, lse) of each shard.
+    """
+
+    def run(op, args, pools, count):
+        compiled, parts, written = jax.jit(op), [], []
+        for index in range(count):
+            shard = [np.split(np.asarray(x), count, axis=2)[index] if i in pools else x for i, x in enumerate(args)]
+            out, lse, *rest = compiled(*map(jnp.asarray, shard), SlotShard(jnp.int32(index), count))
+            assert out.dtype == lse.dtype == jnp.float32
+            parts.append((np.asarray(out, np.float64), np.asarray(lse, np.float64)))
+            written.append([np.asarray(pool) for pool in rest])
+        joined = [np.concatenate(pieces, axis=2) for pieces in zip(*written, strict=True)]
+        return _merge(parts), joined, parts
+
+    return run
+
+
+def _merge(parts):
+    outs, lses = (np.stack(part) for part in zip(*parts, strict=True))
+    top = lses.max(0)
+    weights = np.exp(lses - np.where(np.isfinite(top), top, 0))
+    total = weights.sum(0)
+    return (outs * weights[..., None]).sum(0) / np.where(total > 0, total, 1)[..., None]
