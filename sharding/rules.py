@@ -24,16 +24,19 @@ SERVE_RULES: Rules = MappingProxyType(
         "latent_rows": MODEL_AXES,
         "ffn": MODEL_AXES,
         "gate_up": (),
-        "experts": ("expert",),
+        "experts": ("data", "sequence", "expert"),
         "expert_ffn": ("tensor",),
         "router": (),
         "router_rows": MODEL_AXES,
         "norm": (),
+        "slots": ("sequence",),
+        "latent_slots": ("sequence", *MODEL_AXES),
     }
 )
 """Megatron layout (arXiv 1909.08053): heads, ffn width and vocabulary over `expert` and `tensor` together, experts over
-`expert` and their width over `tensor`; the rows of low-rank and router products are split too and their few results
-gathered. Norms and biases are replicated.
+every axis but `stage` and `tensor`, which splits their width. The rows of low-rank and router products are split too,
+and their few results gathered; norms and biases are replicated. Slots of KV pages are split over `sequence`, and over
+the axes of the heads as well where all heads share a page's entries.
 
 A new layout is another table: a layer asks `mesh_axes` where its contraction is split and sums over those axes.
 """

@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 from rich.markup import escape
 from rich.table import Table
 
+from pallas_kernels.quantised_matmul import QuantisedTensor
 from trillion_infer.core.errors import ConfigError
 from trillion_infer.core.outputs import RequestMetrics
 
@@ -34,7 +35,8 @@ def mesh_table(mesh: Mesh) -> Table:
 
 
 def sharding_table(llm: LLM, name: str) -> Table:
-    """A line a device: which part of parameter `name` it holds, and in how many MB.
+    """A line a device: which part of parameter `name` it holds, and in how many MB; of a packed weight, which part of
+    each of its two arrays.
 
     Raises ConfigError with the names there are for any other.
     """
@@ -42,17 +44,25 @@ def sharding_table(llm: LLM, name: str) -> Table:
     if name not in weights:
         raise ConfigError(f"there is no weight {name!r}; there are {', '.join(weights)}.")
     weight = weights[name]
-    spec = weight.sharding.spec
-    table = Table("device", "part", "MB", title=f"{name} {weight.shape} {weight.dtype}, {spec}")
-    for device, index in weight.sharding.devices_indices_map(weight.shape).items():
-        ranges = [part.indices(size)[:2] for part, size in zip(index, weight.shape, strict=True)]
-        held = math.prod(stop - start for start, stop in ranges) * weight.dtype.itemsize
-        text = ", ".join(
-            ":" if (start, stop) == (0, size) else f"{start}:{stop}"
-            for (start, stop), size in zip(ranges, weight.shape, strict=True)
-        )
-        table.add_row(str(device), escape(f"[{text}]"), f"{held / 1e6:.2f}")
+    arrays = {"part": weight}
+    if isinstance(weight, QuantisedTensor):
+        arrays = {"packed": weight.packed, "scale": weight.scale}
+    shapes = ", ".join(f"{leaf.shape} {leaf.dtype} {leaf.sharding.spec}" for leaf in arrays.values())
+    table = Table("device", *arrays, "MB", title=f"{name} {shapes}")
+    places = [leaf.sharding.devices_indices_map(leaf.shape) for leaf in arrays.values()]
+    for device in places[0]:
+        texts, held = [], 0
+        for leaf, place in zip(arrays.values(), places, strict=True):
+            ranges = [part.indices(size)[:2] for part, size in zip(place[device], leaf.shape, strict=True)]
+            held += math.prod(stop - start for start, stop in ranges) * leaf.dtype.itemsize
+            texts.append(escape(f"[{', '.join(map(_range, ranges, leaf.shape))}]"))
+        table.add_row(str(device), *texts, f"{held / 1e6:.2f}")
     return table
+
+
+def _range(held: tuple[int, int], size: int) -> str:
+    start, stop = held
+    return ":" if held == (0, size) else f"{start}:{stop}"
 
 
 def memory_chart(memory: Mapping[str, int]) -> Figure:

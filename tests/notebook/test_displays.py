@@ -5,6 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
+from pallas_kernels.quantised_matmul import QuantisedTensor
 from sharding.mesh import make_mesh
 from trillion_infer import notebook
 from trillion_infer.core.errors import ConfigError
@@ -31,6 +32,16 @@ def test_the_sharding_table_shows_each_devices_part(make_llm):
     assert "[0:128, :]" in text
     assert "[128:256, :]" in text
     assert "(256, 72)" in text
+
+
+def test_the_sharding_table_shows_both_arrays_of_a_packed_weight(make_llm):
+    llm = make_llm("kimi_k25", mesh="expert=2", max_running=2, prefill_chunk=16, precompile=False)
+    name = next(n for n, p in llm.blueprint.abstract_params().items() if isinstance(p, QuantisedTensor))
+    text = text_of(notebook.sharding_table(llm, name))
+    assert "packed" in text
+    assert "scale" in text
+    experts = llm.blueprint.abstract_params()[name].shape[1]
+    assert text.count(f"0:{experts // 2}, ") == text.count(f"{experts // 2}:{experts}, ") == 2
 
 
 def test_an_unknown_weight_is_refused_with_the_names_there_are(make_llm):

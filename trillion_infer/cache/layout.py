@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from sharding.heads import HeadPlan
-from sharding.rules import MODEL_AXES, SERVE_RULES, shards
+from sharding.rules import SERVE_RULES, shards
 from trillion_infer.config.model import AttentionSpec, CacheKey, ModelConfig, cache_key
 
 LANES = 128
@@ -37,10 +37,11 @@ class PoolLayout:
 
     @property
     def spec(self) -> PartitionSpec:
-        """Pages over `data`, heads over `expert` and `tensor`."""
+        """Pages over `data`; slots of each page over `sequence`; heads over `expert` and `tensor`, or slots where there
+        are no heads."""
         if self.key.kind == "latent":
-            return PartitionSpec(None, "data")
-        return PartitionSpec(None, "data", None, MODEL_AXES)
+            return PartitionSpec(None, "data", SERVE_RULES["latent_slots"])
+        return PartitionSpec(None, "data", SERVE_RULES["slots"], SERVE_RULES["kv_heads"])
 
     @property
     def page_bytes(self) -> int:

@@ -10,7 +10,7 @@ from trillion_infer.core.errors import ConfigError
 DTYPES = ("auto", "float32", "bfloat16")
 KV_DTYPES = (None, "auto", "float32", "bfloat16")
 ATTENTION = ("auto", "reference", "pallas", "tpu", "gpu", "cpu")
-PAGE_SIZES = (8, 16, 32, 64, 128, 256)
+PAGE_SIZES = (8, 16, 32, 64, 128, 256, 512)
 
 
 def default_compile_cache() -> str:

@@ -12,14 +12,14 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 
 from pallas_kernels.quantised_matmul.formats import QuantisedTensor
-from sharding.heads import HeadPlan
+from sharding.heads import HeadPlan, round_up
 from sharding.rules import SERVE_RULES, named_sharding, shards
 from trillion_infer.cache.kv_cache import KVCache
 from trillion_infer.cache.layout import PoolLayout, pool_layouts
 from trillion_infer.cache.naming import BlockNamer
 from trillion_infer.cache.tiers.stack import TierStack
 from trillion_infer.config.cache import CacheGroup
-from trillion_infer.config.engine import EngineConfig
+from trillion_infer.config.engine import PAGE_SIZES, EngineConfig
 from trillion_infer.config.model import AttentionSpec, ModelConfig, MoESpec, cache_key
 from trillion_infer.config.scheduler import SchedulerConfig
 from trillion_infer.core.errors import ConfigError
@@ -27,6 +27,7 @@ from trillion_infer.engine import budget
 from trillion_infer.engine.buckets import make_buckets
 from trillion_infer.engine.disaggregated import DisaggregatedEngine, PrefillEngine
 from trillion_infer.engine.engine import Engine
+from trillion_infer.engine.fits import check_fits_here
 from trillion_infer.engine.ops import choose_ops, default_page_size, platform_of
 from trillion_infer.engine.programs import Programs, compile_program
 from trillion_infer.engine.speculation import MAX_DRAFTS, Speculation, check_speculate
@@ -159,21 +160,35 @@ def plan_engine(family: Family, mesh: Mesh, config: EngineConfig, packing: Packi
     max_batch_tokens = max(config.prefill_chunk, config.max_running + 1)
     if not config.chunked_prefill:
         max_batch_tokens = max_model_len + config.max_running
+    max_batch_tokens = round_up(max_batch_tokens, mesh.shape["sequence"])
     kv_dtype = config.kv_dtype if config.kv_dtype not in (None, "auto") else dtype
-    page_size = config.page_size or default_page_size(platform_of(mesh))
+    page_size = _page_size(config, model_config, mesh)
     layouts = pool_layouts(model_config, page_size, kv_dtype, dict(mesh.shape), platform_of(mesh))
     model = Decoder(model_config, family.names, dict(mesh.shape))
     return Blueprint(family, mesh, config, dtype, model, layouts, max_model_len, max_batch_tokens, packing)
 
 
 def _check_mesh(mesh: Mesh, model: ModelConfig) -> None:
-    for axis in ("stage", "sequence"):
-        if mesh.shape[axis] > 1:
-            raise ConfigError(f"mesh axis {axis} is {mesh.shape[axis]}, which is not available yet. Set {axis}=1.")
+    if mesh.shape["stage"] > 1:
+        raise ConfigError(f"mesh axis stage is {mesh.shape['stage']}, which is not available yet. Set stage=1.")
     if mesh.shape["expert"] > 1 and not any(isinstance(layer.ffn, MoESpec) for layer in model.layers):
         raise ConfigError(
             f"mesh axis expert is {mesh.shape['expert']}, but {model.family} has no experts. Set expert=1."
         )
+
+
+def _page_size(config: EngineConfig, model: ModelConfig, mesh: Mesh) -> int:
+    """Positions a page: as asked or the platform's own. Raises ConfigError where devices cannot share it evenly."""
+    kinds = {"latent_slots" if key.kind == "latent" else "slots" for key in model.cache_keys}
+    parts = max(shards(SERVE_RULES, kind, mesh.shape) for kind in kinds)
+    size = config.page_size or default_page_size(platform_of(mesh), parts)
+    if size % parts:
+        fitting = ", ".join(str(n) for n in PAGE_SIZES if n % parts == 0)
+        raise ConfigError(
+            f"page_size is {size}; on this mesh {parts} devices share the slots of a page of {model.family}, and "
+            f"{size} does not divide by {parts}. {f'Use {fitting}, or leave' if fitting else 'Leave'} page_size out."
+        )
+    return size
 
 
 def build_engine(
@@ -192,6 +207,7 @@ def build_engine(
     tell = progress or (lambda phase, done, total: None)
     report = BuildReport()
     config = blueprint.config
+    check_fits_here(blueprint)
     copier = PageCopier(*_side(blueprint))
     tiers = copier.open_tiers(config, fingerprint + blueprint.dtype.encode())
     with ThreadPoolExecutor(1) as pool:

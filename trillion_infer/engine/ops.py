@@ -4,6 +4,7 @@ import jax
 from jax.sharding import Mesh
 
 from pallas_kernels.cpu_native import native
+from sharding.heads import round_up
 from trillion_infer.layers.context import Ops
 
 
@@ -34,9 +35,13 @@ def platform_of(mesh: Mesh) -> str:
     return "gpu" if platform in ("cuda", "rocm") else platform
 
 
-def default_page_size(platform: str) -> int:
-    """Positions a page. Small pages share more of a prefix, large ones move faster."""
-    return {"tpu": 64, "gpu": 32}.get(platform, 32)
+def default_page_size(platform: str, slot_shards: int) -> int:
+    """Positions a page, of which each of `slot_shards` devices holds its part, on accelerators a tile of 16 or more.
+
+    Small pages share more of a prefix, large ones move faster.
+    """
+    size, part = {"tpu": (64, 16), "gpu": (32, 16)}.get(platform, (32, 1))
+    return round_up(max(size, part * slot_shards), slot_shards)
 
 
 def device_memory(device: jax.Device) -> tuple[int, int] | None:

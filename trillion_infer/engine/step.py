@@ -4,6 +4,7 @@ Two programs rather than one, because the sampler is the larger part of the comp
 only: buckets share it. Everything between them stays on the device.
 """
 
+import math
 from dataclasses import replace
 from functools import partial
 
@@ -36,7 +37,8 @@ def make_forward(model: Decoder, mesh: Mesh, bucket: Bucket, state: DeviceState,
     """
     layout = BatchLayout(bucket)
     slots = state.tables[0].shape[0] // mesh.shape["data"]
-    run = _sharded_forward(model, mesh, state, ops)
+    split = mesh.shape["sequence"] > 1 and not bucket.is_decode and bucket.tokens % mesh.shape["sequence"] == 0
+    run = _sharded_forward(model, mesh, state, ops, ("sequence",) if split else ())
 
     def forward(params, pools: Pools, tables, last_token: Int[Array, "N"], packed: Int[Array, "d n"]):
         fields = layout.unpack(packed)
@@ -102,14 +104,16 @@ def _pick(fields: dict[str, Array]) -> dict[str, Array]:
     return {name: fields[name] for name in ("slots", "kv_lens", "cu_q_lens", "num_seqs", "sample_rows")}
 
 
-def _sharded_forward(model: Decoder, mesh: Mesh, state: DeviceState, ops: Ops):
-    """The decoder on every shard of the mesh; collectives are where the layers say."""
+def _sharded_forward(model: Decoder, mesh: Mesh, state: DeviceState, ops: Ops, token_axes: tuple[str, ...]):
+    """The decoder on every shard of the mesh; collectives are where the layers say. `token_axes`: see StepInputs."""
     params = {name: partition_spec(spec.axes, SERVE_RULES) for name, spec in param_specs(model).items()}
     pools = tuple(leaf.sharding.spec for leaf in state.pools)  # pyright: ignore[reportAttributeAccessIssue]
     tables = tuple(P("data") for _ in state.tables)
 
     def shard(params: Params, pools: Pools, tables, batch: dict[str, Array]):
         batch = {name: value[0] for name, value in batch.items()}
+        for name in ("tokens", "rope_lens", "positions"):
+            batch[name] = own_part(batch[name], token_axes, mesh)
         sequences = Sequences(
             positions=batch["positions"],
             kv_lens=batch["kv_lens"],
@@ -117,7 +121,7 @@ def _sharded_forward(model: Decoder, mesh: Mesh, state: DeviceState, ops: Ops):
             num_seqs=batch["num_seqs"],
             page_tables=tuple(table[batch["slots"]] for table in tables),
         )
-        inputs = StepInputs(batch["tokens"], batch["rope_lens"], batch["sample_rows"], sequences)
+        inputs = StepInputs(batch["tokens"], batch["rope_lens"], batch["sample_rows"], sequences, token_axes)
         return model.forward(params, pools, inputs, dict(mesh.shape), ops)
 
     return jax.shard_map(
@@ -127,6 +131,14 @@ def _sharded_forward(model: Decoder, mesh: Mesh, state: DeviceState, ops: Ops):
         out_specs=(P("data", MODEL_AXES), P("data"), pools),
         check_vma=False,
     )
+
+
+def own_part(x: Int[Array, "T"], axes: tuple[str, ...], mesh: Mesh) -> Int[Array, "t"]:
+    """This device's part of an array that all devices along the mesh axes have; inside shard_map."""
+    if not axes:
+        return x
+    count = x.shape[0] // math.prod(mesh.shape[axis] for axis in axes)
+    return jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index(axes) * count, count)
 
 
 def make_score(model: Decoder, mesh: Mesh, ops: Ops):

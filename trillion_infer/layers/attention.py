@@ -4,6 +4,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.common.slot_shard import merge_over
 from pallas_kernels.ragged_paged_attention import ragged_paged_attention
 from sharding.heads import HeadPlan
 from trillion_infer.config.model import AttentionSpec, ModelConfig, cache_key
@@ -12,6 +13,7 @@ from trillion_infer.layers.linear import linear
 from trillion_infer.layers.norm import RMSNorm, rms_normalise
 from trillion_infer.layers.parameters import WHOLE, Part, stacked, value
 from trillion_infer.layers.rope import apply_rope
+from trillion_infer.layers.slots import batch_of, slot_shard
 
 
 class Attention(nnx.Module):
@@ -70,17 +72,12 @@ class Attention(nnx.Module):
         k, v = qkv[:, :, self.group], qkv[:, :, self.group + 1]
         q, k = self._position(q, k, ctx)
         place = ctx.cache_index[cache_key(spec)]
-        sequences = ctx.sequences
-        out, pool = ragged_paged_attention(
-            q,
-            k,
-            v,
+        slots = slot_shard(ctx, "slots")
+        out, *lse, pool = ragged_paged_attention(
+            *map(ctx.whole_tokens, (q, k, v)),
             pools[place],
             layer,
-            sequences.kv_lens,
-            sequences.page_tables[place],
-            sequences.cu_q_lens,
-            sequences.num_seqs,
+            *batch_of(ctx, place),
             scale=spec.scale,
             window=spec.window,
             chunk=spec.chunk,
@@ -88,7 +85,11 @@ class Attention(nnx.Module):
             sinks=None if self.sinks is None else value(self.sinks).reshape(-1),
             backend=ctx.ops.attention,
             interpret=ctx.ops.interpret,
+            slots=slots,
         )
+        if lse:
+            scatter = 0 if ctx.token_axes else None
+            out = merge_over(out, *lse, ctx.axes("slots"), scatter).astype(q.dtype)
         y = linear(out.reshape(tokens, kv_heads, self.group, spec.head_dim), self.out, ctx, in_axes=3)
         y = ctx.sum_over(y, "kv_heads")
         if self.out_bias is not None:

@@ -45,6 +45,8 @@ class Context:
     """One step on one shard: the batch, rotary tables, op choices and the sizes of the mesh's axes.
 
     cache_index: place of a pool (and its page table) in the step's tuples. ropes: cos and sin `[T, dim/2]`.
+    token_axes: mesh axes beside `data` over which the step's tokens are split; layers see their own tokens, `sequences`
+    the whole batch except for `positions`.
     """
 
     sequences: Sequences
@@ -53,6 +55,7 @@ class Context:
     axis_sizes: Mapping[str, int]
     ops: Ops
     rules: Rules = field(default_factory=lambda: SERVE_RULES)
+    token_axes: tuple[str, ...] = ()
 
     def axes(self, logical: str) -> tuple[str, ...]:
         """The mesh axes with more than one device over which a logical axis is split."""
@@ -67,6 +70,14 @@ class Context:
         """The whole of array axis `axis`, of which each shard along a logical axis holds a part."""
         axes = self.axes(logical)
         return lax.all_gather(x, axes, axis=axis, tiled=True) if axes else x
+
+    def whole_tokens(self, x: Array) -> Array:
+        """`[T, …]` of all tokens of the batch from the part that this device has."""
+        return lax.all_gather(x, self.token_axes, axis=0, tiled=True) if self.token_axes else x
+
+    def first_token(self, count: int) -> Int[Array, ""] | int:
+        """Place in the batch of the first of the `count` tokens that this device has."""
+        return lax.axis_index(self.token_axes) * count if self.token_axes else 0
 
     def shard_index(self, logical: str) -> Int[Array, ""] | int:
         """This shard's place along the mesh axes of a logical axis."""

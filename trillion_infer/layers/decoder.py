@@ -59,12 +59,16 @@ class TensorNames:
 
 @dataclass(frozen=True)
 class StepInputs:
-    """One shard's part of a batch. rope_lens: see rope_tables. sample_rows: which tokens' logits are wanted."""
+    """One shard's part of a batch. rope_lens: see rope_tables. sample_rows: which tokens' logits are wanted.
+
+    token_axes: mesh axes beside `data` over which `tokens`, `rope_lens` and `sequences.positions` are split.
+    """
 
     tokens: Int[Array, "T"]
     rope_lens: Int[Array, "T"]
     sample_rows: Int[Array, "R"]
     sequences: Sequences
+    token_axes: tuple[str, ...] = ()
 
 
 class Layer(nnx.Module):
@@ -130,13 +134,14 @@ class Decoder(nnx.Module):
             cache_index={key: i for i, key in enumerate(config.cache_keys)},
             axis_sizes=axis_sizes,
             ops=ops,
+            token_axes=inputs.token_axes,
         )
         embed = bind(self.embed, params, "embed.")
         x = embed(inputs.tokens, ctx)
         pool_base = dict.fromkeys(config.cache_keys, 0)
         for number, segment in enumerate(config.segments):
             x, pools = self._run_segment(number, segment, x, pools, params, ctx, pool_base)
-        x = bind(self.norm, params, "norm.", jnp.int32(0))(x)
+        x = ctx.whole_tokens(bind(self.norm, params, "norm.", jnp.int32(0))(x))
         head = embed if self.head is None else bind(self.head, params, "head.")
         return head.logits(x[inputs.sample_rows], ctx, config.logit_cap), x, pools
 

@@ -1,5 +1,7 @@
 """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434), computed in latent space over the paged latent pool."""
 
+from functools import partial
+
 import jax.numpy as jnp
 from flax import nnx
 from jax import lax
@@ -9,10 +11,12 @@ from pallas_kernels.latent_paged_attention import latent_paged_attention
 from sharding.heads import round_up
 from trillion_infer.config.model import LatentSpec, ModelConfig, cache_key
 from trillion_infer.layers.context import Context
+from trillion_infer.layers.latent_slots import attend_over_slots
 from trillion_infer.layers.linear import linear
 from trillion_infer.layers.norm import RMSNorm
 from trillion_infer.layers.parameters import Part, stacked, value
 from trillion_infer.layers.rope import apply_rope
+from trillion_infer.layers.slots import batch_of, slot_shard
 
 
 class LatentAttention(nnx.Module):
@@ -58,7 +62,7 @@ class LatentAttention(nnx.Module):
         self, x: Float[Array, "T M"], pools: tuple[Array, ...], layer: Int[Array, ""], ctx: Context
     ) -> tuple[Float[Array, "T M"], tuple[Array, ...]]:
         """Writes the step's latent entries into layer `layer` of the latent pool and attends."""
-        spec, sequences = self.spec, ctx.sequences
+        spec = self.spec
         lowered, entry = self._lower(x, ctx)
         query = linear(lowered, self.query, ctx)
         latent, k_rope = self.kv_norm(entry[:, : spec.kv_rank]), entry[:, None, spec.kv_rank :]
@@ -67,21 +71,14 @@ class LatentAttention(nnx.Module):
         k_rope = apply_rope(k_rope, cos, sin, spec.rope.interleaved)[:, 0]
         q_latent = _per_head("thn,hnr->thr", query[:, :, : spec.nope_dim], value(self.key_up))
         place = ctx.cache_index[cache_key(spec)]
-        mixed, pool = latent_paged_attention(
-            q_latent,
-            q_rope,
-            latent,
-            k_rope,
-            pools[place],
-            layer,
-            sequences.kv_lens,
-            sequences.page_tables[place],
-            sequences.cu_q_lens,
-            sequences.num_seqs,
-            scale=spec.scale,
-            backend=ctx.ops.attention,
-            interpret=ctx.ops.interpret,
+        attend = partial(
+            latent_paged_attention, scale=spec.scale, backend=ctx.ops.attention, interpret=ctx.ops.interpret
         )
+        new, batch = (q_latent, q_rope, latent, k_rope), batch_of(ctx, place)
+        if slots := slot_shard(ctx, "latent_slots"):
+            mixed, pool = attend_over_slots(partial(attend, slots=slots), new, pools[place], layer, batch, ctx)
+        else:
+            mixed, pool = attend(*new, pools[place], layer, *batch)
         heads = _per_head("thr,hvr->thv", mixed, value(self.value_up))
         y = ctx.sum_over(linear(heads, self.out, ctx, in_axes=2), "heads")
         return y, (*pools[:place], pool, *pools[place + 1 :])

@@ -6,7 +6,8 @@ from functools import partial
 
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float
+from jax import lax
+from jaxtyping import Array, Float, Int
 
 from pallas_kernels.grouped_matmul import grouped_ffn
 from sharding.heads import round_up
@@ -68,19 +69,32 @@ class MoE(nnx.Module):
         )
 
     def __call__(self, x: Float[Array, "T M"], ctx: Context) -> Float[Array, "T M"]:
+        """Tokens are gathered over the axes that split both them and the experts, and their sums scattered back."""
         ids, weights = self.router(x, ctx)
-        padding = jnp.arange(x.shape[0]) >= ctx.sequences.cu_q_lens[-1]
+        token = ctx.first_token(x.shape[0]) + jnp.arange(x.shape[0])
+        ids = jnp.where((token >= ctx.sequences.cu_q_lens[-1])[:, None], -1, ids)
+        apart = tuple(axis for axis in ctx.axes("experts") if axis == "data" or axis in ctx.token_axes)
+        routed = self._routed(*(_gather(part, apart) for part in (x, ids, weights)), ctx)
+        shared = tuple(axis for axis in ctx.axes("experts") if axis not in apart) + ctx.axes("expert_ffn")
+        routed = lax.psum(routed, shared) if shared else routed
+        routed = lax.psum_scatter(routed, apart, scatter_dimension=0, tiled=True) if apart else routed
+        return routed if self.shared is None else routed + self.shared(x, ctx)
+
+    def _routed(
+        self, x: Float[Array, "T M"], ids: Int[Array, "T k"], weights: Float[Array, "T k"], ctx: Context
+    ) -> Float[Array, "T M"]:
+        """What this device's experts, or its part of them, add to each token."""
         gate_up, layer = _stack(self.gate_up)
         down, _ = _stack(self.down)
         bias = self.gate_up_bias
         local = gate_up.shape[1]
         first_shard = ctx.shard_index("expert_ffn") == 0
         down_bias = None if self.down_bias is None else jnp.where(first_shard, _stack(self.down_bias)[0], 0)
-        routed = grouped_ffn(
+        return grouped_ffn(
             x,
             gate_up,
             down,
-            jnp.where(padding[:, None], -1, ids),
+            ids,
             weights,
             activation=self.spec.activation,
             gate_up_bias=None if bias is None else _stack(bias)[0],
@@ -91,8 +105,10 @@ class MoE(nnx.Module):
             backend=ctx.ops.attention,
             interpret=ctx.ops.interpret,
         )
-        routed = ctx.sum_over(ctx.sum_over(routed, "experts"), "expert_ffn")
-        return routed if self.shared is None else routed + self.shared(x, ctx)
+
+
+def _gather(x: Array, axes: tuple[str, ...]) -> Array:
+    return lax.all_gather(x, axes, axis=0, tiled=True) if axes else x
 
 
 def _stack(param: nnx.Param):

@@ -19,8 +19,9 @@ from trillion_infer.config.model import AttentionSpec, cache_key
 from trillion_infer.core.errors import ConfigError, OutOfMemoryError
 from trillion_infer.engine import budget
 from trillion_infer.engine.build import Blueprint, Packing, plan_engine
+from trillion_infer.engine.fits import check_fits
 from trillion_infer.engine.programs import Program, Programs, compile_program
-from trillion_infer.models import Family, read_family
+from trillion_infer.models import read_family
 from trillion_infer.weights.quant_config import read_quantisation
 from trillion_infer.weights.quant_load import abstract_described, routed_experts
 
@@ -89,7 +90,7 @@ def plan_deployment(deployment: Deployment, topology_name: str | None = None) ->
         raise ConfigError(f"config {deployment.name!r}: {error}") from error
     blueprint = plan_engine(family, mesh, EngineConfig(**options), described_packing(deployment.hf_config))
     kind = KINDS[name.partition(":")[0]]
-    _check_fits(blueprint, kind, family)
+    check_fits(blueprint, f"a {kind.name}", kind.memory - budget.RESERVE[kind.platform])
     return blueprint, kind, name
 
 
@@ -208,22 +209,6 @@ def _distinct(layout: PoolLayout, blueprint: Blueprint) -> int:
     if not isinstance(mixer, AttentionSpec):
         return shards
     return shards // HeadPlan(mixer.heads, mixer.kv_heads, blueprint.model_shards).replicas
-
-
-def _check_fits(blueprint: Blueprint, kind: DeviceKind, family: Family) -> None:
-    room = kind.memory - budget.RESERVE[kind.platform]
-    weights = blueprint.weight_bytes_per_device()
-    if weights < room:
-        return
-    total = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(blueprint.abstract_params()))
-    needed = ", ".join(
-        f"{total // (other.memory - budget.RESERVE[other.platform]) + 1} {name}" for name, other in KINDS.items()
-    )
-    raise OutOfMemoryError(
-        f"the weights of {family.config.family} are {weights / GIB:.2f} GiB on each device of this mesh; a {kind.name} "
-        f"has {room / GIB:.2f} GiB for them. Split over every axis the {total / GIB:.1f} GiB need at least {needed} "
-        "devices, before any KV. Use more devices, a mesh that splits more, or a quantised checkpoint."
-    )
 
 
 def _gib(size: float) -> float:

@@ -1,0 +1,45 @@
+"""Whether a mesh can hold a model's weights, asked before anything is loaded or compiled."""
+
+import os
+from typing import TYPE_CHECKING
+
+import jax
+
+from sharding.topologies import KINDS
+from trillion_infer.core.errors import OutOfMemoryError
+from trillion_infer.engine.budget import RESERVE
+from trillion_infer.engine.ops import device_memory, platform_of
+
+if TYPE_CHECKING:
+    from trillion_infer.engine.build import Blueprint
+
+GIB = 2**30
+
+
+def check_fits(blueprint: "Blueprint", name: str, room: int) -> None:
+    """Raises OutOfMemoryError where a device `name` with `room` bytes for weights and KV cannot hold its weights.
+
+    The message says how many devices of each kind hold them, split as this library splits them.
+    """
+    weights = blueprint.weight_bytes_per_device()
+    if weights < room:
+        return
+    total = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(blueprint.abstract_params()))
+    needed = ", ".join(f"{total // (kind.memory - RESERVE[kind.platform]) + 1} {kind.name}" for kind in KINDS.values())
+    raise OutOfMemoryError(
+        f"the weights of {blueprint.family.config.family} are {weights / GIB:.2f} GiB on each device of this mesh; "
+        f"{name} has {room / GIB:.2f} GiB for them. Split over every axis the {total / GIB:.1f} GiB need at least "
+        f"{needed}, before any KV. Use more devices, a mesh that splits more, or a quantised checkpoint."
+    )
+
+
+def check_fits_here(blueprint: "Blueprint") -> None:
+    """`check_fits` with what the devices of the blueprint's mesh have; where they do not say, with host memory."""
+    device = next(d for d in blueprint.mesh.devices.flat if d.process_index == jax.process_index())
+    memory = device_memory(device)
+    if memory is None:
+        host = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        local = sum(d.process_index == device.process_index for d in blueprint.mesh.devices.flat)
+        check_fits(blueprint, f"this host's share of a device of {local}", host // local)
+        return
+    check_fits(blueprint, f"a {device.device_kind}", memory[0] - RESERVE.get(platform_of(blueprint.mesh), GIB))
