@@ -60,7 +60,17 @@ def merge_over(
     axis_name: str | tuple[str, ...],
     scatter: int | None = None,
 ) -> Float[Array, "..."]:
-    """The attention over all shards from each shard's own, inside `jax.shard_map`.
+    """The attention over all shards from each shard's own, inside `jax.shard_map`: what `merge_parts` gives first."""
+    return merge_parts(out, lse, axis_name, scatter)[0]
+
+
+def merge_parts(
+    out: Float[Array, "T H D"],
+    lse: Float[Array, "T H"],
+    axis_name: str | tuple[str, ...],
+    scatter: int | None = None,
+) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
+    """The attention over the shards along some axes, and its own log-sum, so that merges over other axes may follow.
 
     Args:
       out: normalised within the shard. lse: logarithm of the shard's sum of exponentials, -inf where it saw nothing.
@@ -68,7 +78,7 @@ def merge_over(
       scatter: 0 or 1 leaves each device only its part of the tokens or heads; None gives every device all.
 
     Returns:
-      In float32, zero where no shard saw anything.
+      In float32, zero (and -inf) where no shard saw anything.
     """
     top = lax.pmax(lse, axis_name)
     weight = jnp.exp(lse - jnp.where(jnp.isfinite(top), top, 0))
@@ -79,7 +89,10 @@ def merge_over(
         total, value = (
             lax.psum_scatter(x, axis_name, scatter_dimension=scatter, tiled=True) for x in (weight, weighted)
         )
-    return jnp.where((total > 0)[..., None], value / jnp.where(total > 0, total, 1)[..., None], 0)
+        part = total.shape[scatter]
+        top = lax.dynamic_slice_in_dim(top, lax.axis_index(axis_name) * part, part, scatter)
+    merged = value / jnp.where(total > 0, total, 1)[..., None]
+    return jnp.where((total > 0)[..., None], merged, 0), log_sum(top, total)
 
 
 def log_sum(peak: Float[Array, "..."], total: Float[Array, "..."]) -> Float[Array, "..."]:
