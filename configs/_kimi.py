@@ -1,4 +1,7 @@
-"""Kimi K2.5 (text): numbers of its config.json, and what its deployments share."""
+"""Kimi K2.5 (text): numbers of its config.json, and what its deployments share.
+
+The second end-of-sequence id is that of generation_config.json.
+"""
 
 from typing import Any
 
@@ -10,7 +13,7 @@ HF_CONFIG: dict[str, Any] = {
         "architectures": ["DeepseekV3ForCausalLM"],
         "model_type": "kimi_k2",
         "attention_bias": False,
-        "eos_token_id": 163585,
+        "eos_token_id": [163585, 163586],
         "first_k_dense_replace": 1,
         "hidden_act": "silu",
         "hidden_size": 7168,

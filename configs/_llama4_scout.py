@@ -1,4 +1,7 @@
-"""Llama 4 Scout (text): numbers of its config.json, and what its deployments share."""
+"""Llama 4 Scout Instruct (text): numbers of its config.json, and what its deployments share.
+
+The base model differs: positions to 262,144.
+"""
 
 from typing import Any
 

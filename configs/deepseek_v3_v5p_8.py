@@ -61,7 +61,7 @@ HF_CONFIG = {
 
 DEPLOYMENT = Deployment(
     name="deepseek_v3_v5p_8",
-    options={"mesh": "tensor=8", "max_running": 64, "prefill_chunk": 2048, "max_model_len": 163840},
+    options={"mesh": "expert=8", "max_running": 64, "prefill_chunk": 2048, "max_model_len": 163840},
     topology="v5p:2x2x2",
     hf_config=HF_CONFIG,
 )

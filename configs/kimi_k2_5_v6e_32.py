@@ -10,7 +10,7 @@ from trillion_infer.config.deployment import Deployment
 
 DEPLOYMENT = Deployment(
     name="kimi_k2_5_v6e_32",
-    options=OPTIONS | {"mesh": "expert=8,tensor=4"},
+    options=OPTIONS | {"mesh": "expert=32"},
     topology="v6e:4x8",
     hf_config=HF_CONFIG,
 )

@@ -37,8 +37,7 @@ def make_forward(model: Decoder, mesh: Mesh, bucket: Bucket, state: DeviceState,
     """
     layout = BatchLayout(bucket)
     slots = state.tables[0].shape[0] // mesh.shape["data"]
-    split = mesh.shape["sequence"] > 1 and not bucket.is_decode and bucket.tokens % mesh.shape["sequence"] == 0
-    run = _sharded_forward(model, mesh, state, ops, ("sequence",) if split else ())
+    run = _sharded_forward(model, mesh, bucket, state, ops)
 
     def forward(params, pools: Pools, tables, last_token: Int[Array, "N"], packed: Int[Array, "d n"]):
         fields = layout.unpack(packed)
@@ -104,8 +103,14 @@ def _pick(fields: dict[str, Array]) -> dict[str, Array]:
     return {name: fields[name] for name in ("slots", "kv_lens", "cu_q_lens", "num_seqs", "sample_rows")}
 
 
-def _sharded_forward(model: Decoder, mesh: Mesh, state: DeviceState, ops: Ops, token_axes: tuple[str, ...]):
-    """The decoder on every shard of the mesh; collectives are where the layers say. `token_axes`: see StepInputs."""
+def _sharded_forward(model: Decoder, mesh: Mesh, bucket: Bucket, state: DeviceState, ops: Ops):
+    """The decoder on every shard of the mesh; collectives are where the layers say.
+
+    Along `sequence` every device computes its part of the tokens, or, where there is one a request, all of them.
+    """
+    split = mesh.shape["sequence"] > 1 and not bucket.is_decode and bucket.tokens % mesh.shape["sequence"] == 0
+    token_axes = ("sequence",) if split else ()
+    max_q_len = 1 if bucket.is_decode else None
     params = {name: partition_spec(spec.axes, SERVE_RULES) for name, spec in param_specs(model).items()}
     pools = tuple(leaf.sharding.spec for leaf in state.pools)  # pyright: ignore[reportAttributeAccessIssue]
     tables = tuple(P("data") for _ in state.tables)
@@ -121,7 +126,8 @@ def _sharded_forward(model: Decoder, mesh: Mesh, state: DeviceState, ops: Ops, t
             num_seqs=batch["num_seqs"],
             page_tables=tuple(table[batch["slots"]] for table in tables),
         )
-        inputs = StepInputs(batch["tokens"], batch["rope_lens"], batch["sample_rows"], sequences, token_axes)
+        tokens, rope_lens, sample_rows = batch["tokens"], batch["rope_lens"], batch["sample_rows"]
+        inputs = StepInputs(tokens, rope_lens, sample_rows, sequences, token_axes, max_q_len)
         return model.forward(params, pools, inputs, dict(mesh.shape), ops)
 
     return jax.shard_map(

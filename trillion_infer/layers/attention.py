@@ -83,6 +83,7 @@ class Attention(nnx.Module):
             chunk=spec.chunk,
             soft_cap=spec.soft_cap,
             sinks=None if self.sinks is None else value(self.sinks).reshape(-1),
+            max_q_len=ctx.max_q_len,
             backend=ctx.ops.attention,
             interpret=ctx.ops.interpret,
             slots=slots,

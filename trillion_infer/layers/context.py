@@ -46,7 +46,7 @@ class Context:
 
     cache_index: place of a pool (and its page table) in the step's tuples. ropes: cos and sin `[T, dim/2]`.
     token_axes: mesh axes beside `data` over which the step's tokens are split; layers see their own tokens, `sequences`
-    the whole batch except for `positions`.
+    the whole batch except for `positions`. max_q_len: promise that no sequence has more query tokens.
     """
 
     sequences: Sequences
@@ -56,6 +56,7 @@ class Context:
     ops: Ops
     rules: Rules = field(default_factory=lambda: SERVE_RULES)
     token_axes: tuple[str, ...] = ()
+    max_q_len: int | None = None
 
     def axes(self, logical: str) -> tuple[str, ...]:
         """The mesh axes with more than one device over which a logical axis is split."""

@@ -62,6 +62,7 @@ class StepInputs:
     """One shard's part of a batch. rope_lens: see rope_tables. sample_rows: which tokens' logits are wanted.
 
     token_axes: mesh axes beside `data` over which `tokens`, `rope_lens` and `sequences.positions` are split.
+    max_q_len: promise that no sequence has more query tokens in this step.
     """
 
     tokens: Int[Array, "T"]
@@ -69,6 +70,7 @@ class StepInputs:
     sample_rows: Int[Array, "R"]
     sequences: Sequences
     token_axes: tuple[str, ...] = ()
+    max_q_len: int | None = None
 
 
 class Layer(nnx.Module):
@@ -135,6 +137,7 @@ class Decoder(nnx.Module):
             axis_sizes=axis_sizes,
             ops=ops,
             token_axes=inputs.token_axes,
+            max_q_len=inputs.max_q_len,
         )
         embed = bind(self.embed, params, "embed.")
         x = embed(inputs.tokens, ctx)

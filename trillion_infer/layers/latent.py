@@ -72,7 +72,11 @@ class LatentAttention(nnx.Module):
         q_latent = _per_head("thn,hnr->thr", query[:, :, : spec.nope_dim], value(self.key_up))
         place = ctx.cache_index[cache_key(spec)]
         attend = partial(
-            latent_paged_attention, scale=spec.scale, backend=ctx.ops.attention, interpret=ctx.ops.interpret
+            latent_paged_attention,
+            scale=spec.scale,
+            max_q_len=ctx.max_q_len,
+            backend=ctx.ops.attention,
+            interpret=ctx.ops.interpret,
         )
         new, batch = (q_latent, q_rope, latent, k_rope), batch_of(ctx, place)
         if slots := slot_shard(ctx, "latent_slots"):
