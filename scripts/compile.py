@@ -2,6 +2,7 @@
 
 Run:    python scripts/compile.py --config=qwen3_30b_a3b_v5e_8
         python scripts/compile.py --config=kimi_k2_5_v5p_8 --topology=v5p:2x2x4 --json
+        python scripts/compile.py --config=kimi_k2_5_h100x8 --largest
 Expect: a table of programs (seconds, temporaries, FLOP, bytes moved) and a line of memory; --json prints one object.
 """
 
@@ -23,6 +24,9 @@ CONFIG = flags.DEFINE_string(
     "config", None, "Name of a deployment in configs/, or a path to such a file.", required=True
 )
 TOPOLOGY = flags.DEFINE_string("topology", None, "Devices, e.g. v5p:2x2x2 or h100:8; default: the deployment's own.")
+LARGEST = flags.DEFINE_bool(
+    "largest", False, "Compile the largest step and its sampler only: the memory figures in a fraction of the time."
+)
 JSON = flags.DEFINE_bool("json", False, "Print one JSON object.")
 
 
@@ -38,7 +42,7 @@ def show(report: CompileReport) -> None:
         f"{row['config']} on {row['devices']} x {row['device_kind']} ({row['topology']}): a device has "
         f"{row['weights_gib_per_device']:.2f} GiB of weights, {row['temp_gib_per_device']:.2f} of temporaries, "
         f"{row['reserved_gib_per_device']:.2f} reserved; {row['kv_gib_total']:.2f} GiB are left for KV in all, "
-        f"{row['kv_tokens']:,} tokens"
+        f"{row['kv_tokens']:,} tokens (weights held once, no temporaries: {report.kv_limit / 2**30:.2f} GiB)"
     )
 
 
@@ -50,7 +54,7 @@ def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"Arguments {argv[1:]} are not flags.")
     try:
-        report = compile_deployment(find_deployment(CONFIG.value), TOPOLOGY.value, tell)
+        report = compile_deployment(find_deployment(CONFIG.value), TOPOLOGY.value, tell, LARGEST.value)
     except TrillionInferError as error:
         sys.exit(f"compile.py: {error}")
     for note in report.notes:

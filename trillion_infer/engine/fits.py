@@ -24,13 +24,18 @@ def check_fits(blueprint: "Blueprint", name: str, room: int) -> None:
     weights = blueprint.weight_bytes_per_device()
     if weights < room:
         return
-    total = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(blueprint.abstract_params()))
+    total = total_weight_bytes(blueprint)
     needed = ", ".join(f"{total // (kind.memory - RESERVE[kind.platform]) + 1} {kind.name}" for kind in KINDS.values())
     raise OutOfMemoryError(
         f"the weights of {blueprint.family.config.family} are {weights / GIB:.2f} GiB on each device of this mesh; "
         f"{name} has {room / GIB:.2f} GiB for them. Split over every axis the {total / GIB:.1f} GiB need at least "
         f"{needed}, before any KV. Use more devices, a mesh that splits more, or a quantised checkpoint."
     )
+
+
+def total_weight_bytes(blueprint: "Blueprint") -> int:
+    """Bytes of all parameters, each held once."""
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(blueprint.abstract_params()))
 
 
 def check_fits_here(blueprint: "Blueprint") -> None:

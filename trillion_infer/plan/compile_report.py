@@ -19,7 +19,7 @@ from trillion_infer.config.model import AttentionSpec, cache_key
 from trillion_infer.core.errors import ConfigError, OutOfMemoryError
 from trillion_infer.engine import budget
 from trillion_infer.engine.build import Blueprint, Packing, plan_engine
-from trillion_infer.engine.fits import check_fits
+from trillion_infer.engine.fits import check_fits, total_weight_bytes
 from trillion_infer.engine.programs import Program, Programs, compile_program
 from trillion_infer.models import read_family
 from trillion_infer.weights.quant_config import read_quantisation
@@ -30,7 +30,11 @@ GIB = 2**30
 
 @dataclasses.dataclass(frozen=True)
 class CompileReport:
-    """Bytes a device, except `kv_bytes`: of all devices, replicas counted once. `notes`: what is worth knowing."""
+    """Bytes a device, except `kv_bytes` and `kv_limit`: of all devices, replicas counted once.
+
+    kv_limit: what weights held once, without temporaries, replicas or padding, would leave: no layout can have more.
+    notes: what is worth knowing.
+    """
 
     config: str
     topology: str
@@ -40,6 +44,7 @@ class CompileReport:
     temp: int
     reserved: int
     kv_bytes: int
+    kv_limit: int
     kv_tokens: int
     programs: tuple[Program, ...]
     notes: tuple[str, ...]
@@ -106,8 +111,9 @@ def compile_deployment(
     deployment: Deployment,
     topology_name: str | None = None,
     progress: Callable[[str, int, int], None] = lambda name, done, total: None,
+    only_largest: bool = False,
 ) -> CompileReport:
-    """Compiles every program; `progress(name of the next, done, total)`.
+    """Compiles every program, or the largest step and the sampler of the most rows; `progress(next, done, total)`.
 
     The hungriest step is compiled first with pools of one page: its temporaries and arguments fix the pools that all
     programs are then compiled with. Kernels of the platform are asked for by name; where one refuses, the program is
@@ -124,7 +130,8 @@ def compile_deployment(
     weights = _weight_bytes(first, blueprint)
     pages = _pages(blueprint, kind.memory - weights - first.temp_bytes - reserved, blueprint.config.max_running)
     sized = _programs(blueprint, pages)
-    names = sized[0].names()
+    rows = max(sized[0].buckets.row_counts)
+    names = [f"choose_{rows}", largest] if only_largest else sized[0].names()
     compiled = []
     for done, name in enumerate(names):
         progress(name, done, len(names))
@@ -140,6 +147,7 @@ def compile_deployment(
         temp=temp,
         reserved=reserved,
         kv_bytes=max(0, free) * _copies(blueprint),
+        kv_limit=blueprint.mesh.devices.size * (kind.memory - reserved) - total_weight_bytes(blueprint),
         kv_tokens=_tokens(blueprint, free),
         programs=tuple(compiled),
         notes=tuple(dict.fromkeys(notes)),
