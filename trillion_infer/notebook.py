@@ -47,7 +47,7 @@ def sharding_table(llm: LLM, name: str) -> Table:
     arrays = {"part": weight}
     if isinstance(weight, QuantisedTensor):
         arrays = {"packed": weight.packed, "scale": weight.scale}
-    shapes = ", ".join(f"{leaf.shape} {leaf.dtype} {leaf.sharding.spec}" for leaf in arrays.values())
+    shapes = ", ".join(f"{leaf.shape} {leaf.dtype} {getattr(leaf.sharding, 'spec', '')}" for leaf in arrays.values())
     table = Table("device", *arrays, "MB", title=f"{name} {shapes}")
     places = [leaf.sharding.devices_indices_map(leaf.shape) for leaf in arrays.values()]
     for device in places[0]:

@@ -74,7 +74,9 @@ class Attention(nnx.Module):
         place = ctx.cache_index[cache_key(spec)]
         slots = slot_shard(ctx, "slots")
         out, *lse, pool = ragged_paged_attention(
-            *map(ctx.whole_tokens, (q, k, v)),
+            ctx.whole_tokens(q),
+            ctx.whole_tokens(k),
+            ctx.whole_tokens(v),
             pools[place],
             layer,
             *batch_of(ctx, place),
@@ -89,8 +91,7 @@ class Attention(nnx.Module):
             slots=slots,
         )
         if lse:
-            scatter = 0 if ctx.token_axes else None
-            out = merge_over(out, *lse, ctx.axes("slots"), scatter).astype(q.dtype)
+            out = merge_over(out, lse[0], ctx.axes("slots"), 0 if ctx.token_axes else None).astype(q.dtype)
         y = linear(out.reshape(tokens, kv_heads, self.group, spec.head_dim), self.out, ctx, in_axes=3)
         y = ctx.sum_over(y, "kv_heads")
         if self.out_bias is not None:

@@ -19,7 +19,7 @@ New = tuple[Array, Array, Array, Array]
 
 
 def attend_over_slots(
-    attend: Callable[..., tuple[Array, Array, Array]],
+    attend: Callable[..., tuple[Array, ...]],
     new: New,
     pool: Float[Array, "L P p R"],
     layer: Int[Array, ""],
@@ -36,7 +36,8 @@ def attend_over_slots(
     queries = jnp.concatenate((q_latent, q_rope), axis=2)
     tokens, rank = queries.shape[0], q_latent.shape[2]
 
-    def one_slice(pool, queries, latent, k_rope, batch):
+    def one_slice(pool, parts, batch):
+        queries, latent, k_rope = parts
         whole = lax.all_gather(queries, heads, axis=1, tiled=True) if heads else queries
         out, lse, pool = attend(whole[:, :, :rank], whole[:, :, rank:], latent, k_rope, pool, layer, *batch)
         if heads:
@@ -45,13 +46,13 @@ def attend_over_slots(
 
     size = slice_tokens(tokens, ctx.axis_sizes, queries)
     if size >= tokens:
-        pool, (out, lse) = one_slice(pool, queries, latent, k_rope, batch)
+        pool, (out, lse) = one_slice(pool, (queries, latent, k_rope), batch)
     else:
-        sliced = [_in_slices(x, size) for x in (queries, latent, k_rope)]
+        sliced = tuple(_in_slices(x, size) for x in (queries, latent, k_rope))
 
         def body(pool, xs):
             start, parts = xs
-            return one_slice(pool, *parts, token_slice(batch, start, size))
+            return one_slice(pool, parts, token_slice(batch, start, size))
 
         starts = jnp.arange(sliced[0].shape[0], dtype=jnp.int32) * size
         pool, results = lax.scan(body, pool, (starts, sliced))

@@ -74,7 +74,7 @@ class MoE(nnx.Module):
         token = ctx.first_token(x.shape[0]) + jnp.arange(x.shape[0])
         ids = jnp.where((token >= ctx.sequences.cu_q_lens[-1])[:, None], -1, ids)
         apart = tuple(axis for axis in ctx.axes("experts") if axis == "data" or axis in ctx.token_axes)
-        routed = self._routed(*(_gather(part, apart) for part in (x, ids, weights)), ctx)
+        routed = self._routed(_gather(x, apart), _gather(ids, apart), _gather(weights, apart), ctx)
         shared = tuple(axis for axis in ctx.axes("experts") if axis not in apart) + ctx.axes("expert_ffn")
         routed = lax.psum(routed, shared) if shared else routed
         routed = lax.psum_scatter(routed, apart, scatter_dimension=0, tiled=True) if apart else routed
