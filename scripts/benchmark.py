@@ -7,6 +7,7 @@ Expect: a table; with --json one object a line: engine, metric, value, unit, dty
 
 decode: batch 1, 32 in, 128 out. prefill: 1,024 in, 1 out. offline: 32 requests of 16 to 512 in, 64 out, 16 running.
 startup: process start to first token, with an empty cache of compiled programs (startup_cold_s) and with a filled one.
+serve: the offline requests over HTTP, all at once, streamed from a server process.
 Every run has prompts of its own, so prefix caching does not help; the best of --repeats is given.
 """
 
@@ -21,7 +22,9 @@ from trillion_infer.benchmark.workloads import Sizes, parse_workloads
 from trillion_infer.cli.flags import define_llm_flags, run
 from trillion_infer.cli.progress import progress_bars
 
-WORKLOAD = flags.DEFINE_string("workload", "all", "decode, prefill, offline, startup, several with commas, or all.")
+WORKLOAD = flags.DEFINE_string(
+    "workload", "all", "decode, prefill, offline, startup, serve, several with commas, or all."
+)
 JSON = flags.DEFINE_bool("json", False, "One JSON object a line instead of a table.")
 REPEATS = flags.DEFINE_integer("repeats", 3, "Runs of each workload; the best is given.")
 SCALE = flags.DEFINE_float("scale", 1.0, "Factor on every size of the workloads; only 1 compares with other figures.")

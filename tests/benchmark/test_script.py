@@ -19,7 +19,7 @@ SCHEMA = {
         "engine": {"enum": ["trillion_infer", "machine"]},
         "metric": {"type": "string"},
         "value": {"type": "number", "exclusiveMinimum": 0},
-        "unit": {"enum": ["tokens/s", "s", "MB", "GB/s", "GFLOP/s"]},
+        "unit": {"enum": ["tokens/s", "s", "ms", "MB", "GB/s", "GFLOP/s"]},
         "dtype": {"enum": ["float32", "bfloat16"]},
         "model": {"const": "smollm2"},
     },
@@ -46,6 +46,11 @@ def test_every_metric_is_one_json_line():
     assert [line["metric"] for line in lines] == [
         "startup_cold_s",
         "startup_s",
+        "serve_out_tok_s",
+        "serve_first_token_p50_ms",
+        "serve_first_token_p99_ms",
+        "serve_token_p50_ms",
+        "serve_token_p99_ms",
         "decode_tok_s",
         "prefill_tok_s",
         "offline_out_tok_s",
@@ -69,7 +74,7 @@ def test_without_json_a_table_is_printed():
 @pytest.mark.parametrize(
     ("flag", "says"),
     [
-        ("--workload=serve", "not available yet"),
+        ("--workload=served", "unknown"),
         ("--repeats=0", "repeats is 0"),
         ("--torch_python=/nowhere/python", "does not run"),
         ("--dtype=int3", "dtype is 'int3'"),

@@ -52,7 +52,7 @@ def test_names_are_run_in_a_fixed_order():
     assert parse_workloads("all") == WORKLOADS
 
 
-@pytest.mark.parametrize(("text", "says"), [("serve", "not available yet"), ("decod", "unknown"), ("", "unknown")])
+@pytest.mark.parametrize(("text", "says"), [("decod", "unknown"), ("", "unknown")])
 def test_other_workloads_are_refused_with_the_names_there_are(text, says):
     with pytest.raises(ConfigError, match=says) as refused:
         parse_workloads(text)

@@ -10,6 +10,7 @@ from trillion_infer.benchmark.baseline import BaselineUnavailable, find_python, 
 from trillion_infer.benchmark.limits import machine_limits
 from trillion_infer.benchmark.measure import MEASURES, peak_rss_mb, warm_up
 from trillion_infer.benchmark.records import ENGINE, MACHINE, Record, ratios, record
+from trillion_infer.benchmark.serving import serve
 from trillion_infer.benchmark.startup import startup
 from trillion_infer.benchmark.workloads import WORKLOADS, Sizes, Work, draw
 from trillion_infer.core.errors import ConfigError
@@ -55,6 +56,8 @@ def run_plan(plan: Plan, tell: Callable[[str], None], progress: Progress | None 
     name, found = Path(plan.options["model"]).name, []
     # Before the parent touches a device: on accelerators only one process at a time may hold it.
     started = startup(plan.options, draws[0].startup, plan.repeats) if "startup" in plan.workloads else {}
+    if "serve" in plan.workloads:
+        started |= serve(plan.options, [work.offline for work in draws], plan.sizes.offline_out)
     llm = LLM(**{**plan.options, "progress": progress})
     dtype, running = llm.blueprint.dtype, llm.blueprint.config.max_running * llm.blueprint.data
     for metric, value in chain(started.items(), _figures(llm, plan.workloads, draws)):

@@ -32,9 +32,8 @@ def serve(options: Mapping[str, Any], draws: Sequence[Sequence[Sequence[int]]], 
     *repeats, spare = draws
     with server_process(options) as server:
         asyncio.run(_run(server.url, spare[:2], 4))
-        return max(
-            (asyncio.run(_run(server.url, prompts, out)) for prompts in repeats), key=lambda f: f["serve_out_tok_s"]
-        )
+        runs = [asyncio.run(_run(server.url, prompts, out)) for prompts in repeats]
+    return max(runs, key=lambda figures: figures["serve_out_tok_s"])
 
 
 async def _run(url: str, prompts: Sequence[Sequence[int]], out: int) -> dict[str, float]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from trillion_infer.core.errors import ConfigError
 
-WORKLOADS = ("decode", "prefill", "offline", "startup")
+WORKLOADS = ("decode", "prefill", "offline", "startup", "serve")
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Work:
             "offline": {"prompts": self.offline, "out": sizes.offline_out, "running": running},
             "startup": {"prompt_ids": self.startup},
         }
-        return {name: work[name] for name in names}
+        return {name: work[name] for name in names if name in work}
 
 
 def draw(sizes: Sizes, vocab: int, number: int) -> Work:
@@ -89,8 +89,6 @@ def parse_workloads(text: str) -> tuple[str, ...]:
     names = [name.strip() for name in text.split(",")]
     if names == ["all"]:
         return WORKLOADS
-    if "serve" in names:
-        raise ConfigError(f"workload 'serve' is not available yet; there are {', '.join(WORKLOADS)} and all.")
     unknown = [name for name in names if name not in WORKLOADS]
     if unknown:
         raise ConfigError(f"workload {unknown[0]!r} is unknown; there are {', '.join(WORKLOADS)} and all.")
