@@ -64,7 +64,7 @@ class TestMatch:
         assert cache.match(request(other)) == min(common, len(other) - 1) // PAGE * PAGE
 
     @pytest.mark.parametrize("field", ["cache_salt", "adapter"])
-    def test_tenants_and_adapters_do_not_share(self, field):
+    def test_tenants_and_adapters_do_not_share_k01(self, field):
         cache = make()
         leave(cache, range(10), **{field: "one"})
         assert cache.match(request(range(10), **{field: "other"})) == 0
