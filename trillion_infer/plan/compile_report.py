@@ -32,6 +32,7 @@ GIB = 2**30
 class CompileReport:
     """Bytes a device, except `kv_bytes` and `kv_limit`: of all devices, replicas counted once.
 
+    pages: of each pool on a data shard, as the programs were compiled.
     kv_limit: what weights held once, without temporaries, replicas or padding, would leave: no layout can have more.
     notes: what is worth knowing.
     """
@@ -46,6 +47,7 @@ class CompileReport:
     kv_bytes: int
     kv_limit: int
     kv_tokens: int
+    pages: tuple[int, ...]
     programs: tuple[Program, ...]
     notes: tuple[str, ...]
 
@@ -149,6 +151,7 @@ def compile_deployment(
         kv_bytes=max(0, free) * _copies(blueprint),
         kv_limit=blueprint.mesh.devices.size * (kind.memory - reserved) - total_weight_bytes(blueprint),
         kv_tokens=_tokens(blueprint, free),
+        pages=pages,
         programs=tuple(compiled),
         notes=tuple(dict.fromkeys(notes)),
     )
