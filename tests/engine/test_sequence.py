@@ -6,6 +6,7 @@ import pytest
 from tests.engine.helpers import check_idle, greedy, tokens_of
 from tests.engine.test_equalities import MIXED, SMALL
 from trillion_infer import SamplingParams
+from trillion_infer.layers import exchange
 
 OPTIONS = {**SMALL, "precompile": False}
 
@@ -36,6 +37,17 @@ def test_every_model_on_every_split_of_the_sequence(make_llm, name, mesh):
 @pytest.mark.parametrize("mesh", ["expert=8", "data=2,expert=4", "expert=2,sequence=2,tensor=2"])
 def test_experts_over_every_axis_equal_one_device(make_llm, name, mesh):
     check_same_tokens(make_llm, name, mesh)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "mesh"), [("llama4_scout", "data=2,sequence=2,tensor=2"), ("deepseek_v3", "data=4")])
+def test_tokens_sent_to_their_experts_equal_one_device(make_llm, monkeypatch, name, mesh):
+    """As large steps do it, here for every step."""
+    monkeypatch.setattr(exchange, "LEAST_TOKENS", 1)
+    one = make_llm(name, **OPTIONS)
+    many = make_llm.fresh(name, **OPTIONS, mesh=mesh)
+    assert tokens_of(many.generate(MIXED, greedy(12))) == tokens_of(one.generate(MIXED, greedy(12)))
+    many.close()
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Mixture of experts: routed experts over the `expert` axis, and an optional shared one."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +14,7 @@ from pallas_kernels.grouped_matmul import grouped_ffn
 from sharding.heads import round_up
 from sharding.rules import SERVE_RULES, shards
 from trillion_infer.config.model import DenseSpec, ModelConfig, MoESpec
+from trillion_infer.layers import exchange
 from trillion_infer.layers.context import Context
 from trillion_infer.layers.ffn import GatedFFN
 from trillion_infer.layers.parameters import LayerSlice, Part, stacked
@@ -69,16 +71,50 @@ class MoE(nnx.Module):
         )
 
     def __call__(self, x: Float[Array, "T M"], ctx: Context) -> Float[Array, "T M"]:
-        """Tokens are gathered over the axes that split both them and the experts, and their sums scattered back."""
+        """Where axes split both tokens and experts, each token goes to its experts, or, where that moves less, all
+        tokens are gathered and their sums scattered back."""
         ids, weights = self.router(x, ctx)
         token = ctx.first_token(x.shape[0]) + jnp.arange(x.shape[0])
         ids = jnp.where((token >= ctx.sequences.cu_q_lens[-1])[:, None], -1, ids)
         apart = tuple(axis for axis in ctx.axes("experts") if axis == "data" or axis in ctx.token_axes)
-        routed = self._routed(_gather(x, apart), _gather(ids, apart), _gather(weights, apart), ctx)
+        devices = math.prod(ctx.axis_sizes[axis] for axis in apart)
+        exchanged = bool(apart) and exchange.pays(ids.shape[0], ids.shape[1], devices)
+        if exchanged:
+            routed = self._exchanged(x, ids, weights, apart, ctx)
+        else:
+            routed = self._routed(_gather(x, apart), _gather(ids, apart), _gather(weights, apart), ctx)
         shared = tuple(axis for axis in ctx.axes("experts") if axis not in apart) + ctx.axes("expert_ffn")
         routed = lax.psum(routed, shared) if shared else routed
-        routed = lax.psum_scatter(routed, apart, scatter_dimension=0, tiled=True) if apart else routed
+        if apart and not exchanged:
+            routed = lax.psum_scatter(routed, apart, scatter_dimension=0, tiled=True)
         return routed if self.shared is None else routed + self.shared(x, ctx)
+
+    def _exchanged(
+        self, x: Float[Array, "T M"], ids: Int[Array, "T k"], weights: Float[Array, "T k"], apart: tuple[str, ...], ctx
+    ) -> Float[Array, "T M"]:
+        """What the experts of every device along `apart` add to this device's tokens."""
+        tokens, choices = ids.shape
+        owner = jnp.where(ids < 0, -1, self._place(jnp.maximum(ids, 0), apart, ctx)).reshape(-1)
+        plan = exchange.plan_rows(owner, apart, math.prod(ctx.axis_sizes[axis] for axis in apart))
+
+        def run(arrived, held):
+            x, ids, weights = arrived
+            return self._routed(x, jnp.where(held, ids, -1)[:, None], weights[:, None], ctx)
+
+        rows = (jnp.repeat(x, choices, axis=0), ids.reshape(-1), weights.reshape(-1))
+        parts = exchange.exchange_rows(rows, plan, run)
+        return parts.reshape(tokens, choices, -1).astype(jnp.float32).sum(axis=1).astype(x.dtype)
+
+    def _place(self, ids: Int[Array, "T k"], apart: tuple[str, ...], ctx: Context) -> Int[Array, "T k"]:
+        """Place along the axes `apart` of the devices that hold each expert."""
+        shard = ids // _stack(self.gate_up)[0].shape[1]
+        place, stride = jnp.zeros_like(ids), 1
+        for axis in reversed(ctx.axes("experts")):
+            size = ctx.axis_sizes[axis]
+            if axis in apart:
+                place, stride = place + shard % size * stride, stride * size
+            shard = shard // size
+        return place
 
     def _routed(
         self, x: Float[Array, "T M"], ids: Int[Array, "T k"], weights: Float[Array, "T k"], ctx: Context
