@@ -95,7 +95,7 @@ def test_disk_hits_equal_cold_and_outlive_the_llm_k02_k05(talk, tmp_path):
     again.close()
 
 
-@pytest.mark.parametrize("mesh", ["tensor=2", "data=2,tensor=2"])
+@pytest.mark.parametrize("mesh", ["tensor=2", "data=2,tensor=2", "sequence=2,tensor=2"])
 def test_another_mesh_finds_what_one_device_stored(talk, tmp_path, mesh):
     llm = talk.llm(disk_kv=f"{tmp_path}:1e9")
     talk.check_each(llm)

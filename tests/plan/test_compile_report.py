@@ -69,6 +69,14 @@ def test_a_mesh_that_cannot_hold_the_model_names_the_devices_that_would():
 
 
 @pytest.mark.aot
+def test_a_mesh_that_repeats_weights_names_one_that_does_not():
+    deployment = find_deployment("kimi_k2_5_h100x8")
+    repeating = dataclasses.replace(deployment, options={**deployment.options, "mesh": "data=8"})
+    with pytest.raises(OutOfMemoryError, match=r"Use mesh=expert=8, which leaves 69\.\d+ GiB on each"):
+        plan_deployment(repeating)
+
+
+@pytest.mark.aot
 def test_a_mesh_larger_than_the_topology_is_refused():
     with pytest.raises(ConfigError, match="needs 8 devices; there are 4"):
         plan_deployment(find_deployment("llama3_70b_v6e_8"), "v6e:2x2")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import jax
 
 from sharding.topologies import KINDS
+from trillion_infer.config.model import MoESpec
 from trillion_infer.core.errors import OutOfMemoryError
 from trillion_infer.engine.budget import RESERVE
 from trillion_infer.engine.ops import device_memory, platform_of
@@ -26,10 +27,15 @@ def check_fits(blueprint: "Blueprint", name: str, room: int) -> None:
         return
     total = total_weight_bytes(blueprint)
     needed = ", ".join(f"{total // (kind.memory - RESERVE[kind.platform]) + 1} {kind.name}" for kind in KINDS.values())
+    devices = blueprint.mesh.devices.size
+    fix = "Use more devices, a mesh that splits more, or a quantised checkpoint."
+    if total // devices < room:
+        axis = "expert" if any(isinstance(layer.ffn, MoESpec) for layer in blueprint.family.config.layers) else "tensor"
+        fix = f"Use mesh={axis}={devices}, which leaves {total / devices / GIB:.2f} GiB on each."
     raise OutOfMemoryError(
         f"the weights of {blueprint.family.config.family} are {weights / GIB:.2f} GiB on each device of this mesh; "
         f"{name} has {room / GIB:.2f} GiB for them. Split over every axis the {total / GIB:.1f} GiB need at least "
-        f"{needed}, before any KV. Use more devices, a mesh that splits more, or a quantised checkpoint."
+        f"{needed}, before any KV. {fix}"
     )
 
 
