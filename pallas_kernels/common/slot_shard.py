@@ -72,6 +72,8 @@ def merge_parts(
 ) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
     """The attention over the shards along some axes, and its own log-sum, so that merges over other axes may follow.
 
+    Each shard's share is known from all log-sums, so that one sum over the devices is enough.
+
     Args:
       out: normalised within the shard. lse: logarithm of the shard's sum of exponentials, -inf where it saw nothing.
       axis_name: mesh axes over which the pool is split.
@@ -80,19 +82,16 @@ def merge_parts(
     Returns:
       In float32, zero (and -inf) where no shard saw anything.
     """
-    top = lax.pmax(lse, axis_name)
-    weight = jnp.exp(lse - jnp.where(jnp.isfinite(top), top, 0))
-    weighted = out.astype(jnp.float32) * weight[..., None]
+    every = lax.all_gather(lse, axis_name)
+    top = every.max(axis=0)
+    whole = log_sum(top, jnp.exp(every - jnp.where(jnp.isfinite(top), top, 0)).sum(axis=0))
+    share = jnp.exp(lse - jnp.where(jnp.isfinite(whole), whole, 0))
+    weighted = out.astype(jnp.float32) * share[..., None]
     if scatter is None:
-        total, value = lax.psum((weight, weighted), axis_name)
-    else:
-        total, value = (
-            lax.psum_scatter(x, axis_name, scatter_dimension=scatter, tiled=True) for x in (weight, weighted)
-        )
-        part = total.shape[scatter]
-        top = lax.dynamic_slice_in_dim(top, lax.axis_index(axis_name) * part, part, scatter)
-    merged = value / jnp.where(total > 0, total, 1)[..., None]
-    return jnp.where((total > 0)[..., None], merged, 0), log_sum(top, total)
+        return lax.psum(weighted, axis_name), whole
+    merged = lax.psum_scatter(weighted, axis_name, scatter_dimension=scatter, tiled=True)
+    part = merged.shape[scatter]
+    return merged, lax.dynamic_slice_in_dim(whole, lax.axis_index(axis_name) * part, part, scatter)
 
 
 def log_sum(peak: Float[Array, "..."], total: Float[Array, "..."]) -> Float[Array, "..."]:
