@@ -26,6 +26,8 @@ from trillion_infer.weights.quant_config import read_quantisation
 from trillion_infer.weights.quant_load import abstract_described, routed_experts
 
 GIB = 2**30
+PROBE_SHARE = 0.85
+"""Of what the weights leave, for the pools that the hungriest step is first compiled with."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,24 +119,27 @@ def compile_deployment(
 ) -> CompileReport:
     """Compiles every program, or the largest step and the sampler of the most rows; `progress(next, done, total)`.
 
-    The hungriest step is compiled first with pools of one page: its temporaries and arguments fix the pools that all
-    programs are then compiled with. Kernels of the platform are asked for by name; where one refuses, the program is
-    compiled with whatever runs and the refusal is among the notes.
+    The hungriest step is compiled first, with pools that take most of what weights leave, or, where its temporaries
+    then do not fit, of one page. Its temporaries and arguments fix the pools that all programs are compiled with.
+    Kernels of the platform are asked for by name; where one refuses, the program is compiled with whatever runs and
+    the refusal is among the notes.
     """
     blueprint, kind, topology_name = plan_deployment(deployment, topology_name)
     reserved = budget.RESERVE[kind.platform]
     notes: list[str] = []
-    ones = tuple(1 for _ in blueprint.layouts)
-    probe = _programs(blueprint, ones)
-    largest = max(probe[0].buckets.all).name
+    largest = max(_programs(blueprint, _one_page(blueprint))[0].buckets.all).name
     progress(largest, 0, 1)
-    first = _compile(largest, probe, notes)
-    weights = _weight_bytes(first, blueprint)
-    pages = _pages(blueprint, kind.memory - weights - first.temp_bytes - reserved, blueprint.config.max_running)
-    sized = _programs(blueprint, pages)
-    rows = max(sized[0].buckets.row_counts)
-    names = [f"choose_{rows}", largest] if only_largest else sized[0].names()
-    compiled = []
+    first, pages = _probe(largest, blueprint, kind.memory - reserved, notes)
+    weights = _weight_bytes(first, blueprint, pages)
+    compiled = [first]
+    if only_largest:
+        sized = _programs(blueprint, pages)
+        names = [f"choose_{max(sized[0].buckets.row_counts)}"]
+    else:
+        free = kind.memory - weights - first.temp_bytes - reserved
+        pages = _pages(blueprint, free, blueprint.config.max_running)
+        sized = _programs(blueprint, pages)
+        names, compiled = sized[0].names(), []
     for done, name in enumerate(names):
         progress(name, done, len(names))
         compiled.append(_compile(name, sized, notes))
@@ -157,6 +162,21 @@ def compile_deployment(
     )
 
 
+def _one_page(blueprint: Blueprint) -> tuple[int, ...]:
+    return tuple(1 for _ in blueprint.layouts)
+
+
+def _probe(name: str, blueprint: Blueprint, memory: int, notes: list[str]) -> tuple[Program, tuple[int, ...]]:
+    """The step compiled, and the pages of the pools it was compiled with."""
+    free = int(PROBE_SHARE * (memory - blueprint.weight_bytes_per_device()))
+    try:
+        pages = _pages(blueprint, free, blueprint.config.max_running)
+        return _compile(name, _programs(blueprint, pages), notes), pages
+    except OutOfMemoryError:
+        pages = _one_page(blueprint)
+        return _compile(name, _programs(blueprint, pages), notes), pages
+
+
 def _programs(blueprint: Blueprint, pages: tuple[int, ...]) -> tuple[Programs, Programs]:
     """The programs with the platform's own kernels, and with whatever runs."""
     strict = dataclasses.replace(blueprint, config=dataclasses.replace(blueprint.config, attention="pallas"))
@@ -176,10 +196,10 @@ def _compile(name: str, programs: tuple[Programs, Programs], notes: list[str]) -
         raise OutOfMemoryError(f"{name} does not fit the device: {str(error).splitlines()[0]}") from error
 
 
-def _weight_bytes(program: Program, blueprint: Blueprint) -> int:
+def _weight_bytes(program: Program, blueprint: Blueprint, pages: tuple[int, ...]) -> int:
     """Bytes a device that the compiler gives the parameters of a step, padding of their layouts included."""
     arguments = program.run.memory_analysis().argument_size_in_bytes  # pyright: ignore
-    state = blueprint.state_shape(tuple(1 for _ in blueprint.layouts)).abstract(blueprint.mesh)
+    state = blueprint.state_shape(pages).abstract(blueprint.mesh)
     return max(arguments - _local_bytes((state.pools, state.tables)), blueprint.weight_bytes_per_device())
 
 
