@@ -9,12 +9,15 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 MODEL_AXES = ("expert", "tensor")
 """Mesh axes whose devices see the same tokens: what is not an expert is split over all of them."""
 
+VOCAB_AXES = ("stage", *MODEL_AXES)
+"""Mesh axes of the vocabulary: every stage takes part in the embedding and the logits."""
+
 Rules = Mapping[str, tuple[str, ...]]
 
 SERVE_RULES: Rules = MappingProxyType(
     {
-        "layers": (),
-        "vocab": MODEL_AXES,
+        "layers": ("stage",),
+        "vocab": VOCAB_AXES,
         "embed": (),
         "kv_heads": MODEL_AXES,
         "heads_in_group": (),
@@ -36,7 +39,8 @@ SERVE_RULES: Rules = MappingProxyType(
 """Megatron layout (arXiv 1909.08053): heads, ffn width and vocabulary over `expert` and `tensor` together, experts over
 every axis but `stage` and `tensor`, which splits their width. The rows of low-rank and router products are split too,
 and their few results gathered; norms and biases are replicated. Slots of KV pages are split over `sequence`, and over
-the axes of the heads as well where all heads share a page's entries.
+the axes of the heads as well where all heads share a page's entries. Layers and vocabulary lie
+over `stage` too.
 
 A new layout is another table: a layer asks `mesh_axes` where its contraction is split and sums over those axes.
 """

@@ -11,6 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from sharding.heads import HeadPlan
 from sharding.rules import SERVE_RULES, shards
 from trillion_infer.config.model import AttentionSpec, CacheKey, ModelConfig, cache_key
+from trillion_infer.config.stages import stage_plan
 
 LANES = 128
 
@@ -19,7 +20,8 @@ LANES = 128
 class PoolLayout:
     """One pool, `[L, P, p, 2K/pack, pack, D]` for attention and `[L, P, p, R]` for latent entries.
 
-    heads: physical KV heads (replicas and padding counted). pages are those of all `data` shards together.
+    layers: those of all stages, each of which has room for as many. heads: physical KV heads (replicas and padding
+    counted). pages are those of all `data` shards together.
     """
 
     key: CacheKey
@@ -37,11 +39,11 @@ class PoolLayout:
 
     @property
     def spec(self) -> PartitionSpec:
-        """Pages over `data`; slots of each page over `sequence`; heads over `expert` and `tensor`, or slots where there
+        """Layers over `stage`; pages over `data`; slots of each page over `sequence`; heads over `expert` and `tensor`, or slots where there
         are no heads."""
         if self.key.kind == "latent":
-            return PartitionSpec(None, "data", SERVE_RULES["latent_slots"])
-        return PartitionSpec(None, "data", SERVE_RULES["slots"], SERVE_RULES["kv_heads"])
+            return PartitionSpec("stage", "data", SERVE_RULES["latent_slots"])
+        return PartitionSpec("stage", "data", SERVE_RULES["slots"], SERVE_RULES["kv_heads"])
 
     @property
     def page_bytes(self) -> int:
@@ -56,6 +58,8 @@ def pool_layouts(
     config: ModelConfig, page_size: int, dtype: str, sizes: Mapping[str, int], platform: str
 ) -> tuple[PoolLayout, ...]:
     """One layout a cache key of the model, in the model's order."""
+    stages = sizes["stage"]
+    plan = stage_plan(config, stages)
     pack = 4 // jnp.dtype(dtype).itemsize if platform == "tpu" else 1
     layouts = []
     for key in config.cache_keys:
@@ -65,5 +69,5 @@ def pool_layouts(
             assert isinstance(mixer, AttentionSpec)
             heads = HeadPlan(mixer.heads, mixer.kv_heads, shards(SERVE_RULES, "kv_heads", sizes)).physical_kv_heads
         dim = -(-key.dim // LANES) * LANES if platform == "tpu" else key.dim
-        layouts.append(PoolLayout(key, config.layers_of(key), page_size, heads, dim, dtype, pack))
+        layouts.append(PoolLayout(key, stages * plan.pool_slots(key), page_size, heads, dim, dtype, pack))
     return tuple(layouts)

@@ -22,6 +22,7 @@ from trillion_infer.config.cache import CacheGroup
 from trillion_infer.config.engine import PAGE_SIZES, EngineConfig
 from trillion_infer.config.model import AttentionSpec, ModelConfig, MoESpec, cache_key
 from trillion_infer.config.scheduler import SchedulerConfig
+from trillion_infer.config.stages import stage_plan
 from trillion_infer.core.errors import ConfigError
 from trillion_infer.engine import budget
 from trillion_infer.engine.buckets import make_buckets
@@ -110,7 +111,7 @@ class Blueprint:
             pages,
             self.config.max_running,
             -(-self.max_model_len // page_size),
-            padded_vocab(self.family.config.vocab, self.model_shards),
+            padded_vocab(self.family.config.vocab, shards(SERVE_RULES, "vocab", self.mesh.shape)),
             self.config.penalties,
         )
 
@@ -169,8 +170,10 @@ def plan_engine(family: Family, mesh: Mesh, config: EngineConfig, packing: Packi
 
 
 def _check_mesh(mesh: Mesh, model: ModelConfig) -> None:
-    if mesh.shape["stage"] > 1:
-        raise ConfigError(f"mesh axis stage is {mesh.shape['stage']}, which is not available yet. Set stage=1.")
+    try:
+        stage_plan(model, mesh.shape["stage"])
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
     if mesh.shape["expert"] > 1 and not any(isinstance(layer.ffn, MoESpec) for layer in model.layers):
         raise ConfigError(
             f"mesh axis expert is {mesh.shape['expert']}, but {model.family} has no experts. Set expert=1."

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from sharding.rules import MODEL_AXES
+from sharding.rules import VOCAB_AXES
 from trillion_infer.engine.batch import BatchLayout
 from trillion_infer.engine.buckets import Bucket, Buckets
 from trillion_infer.engine.state import TABLE_CHUNK, DeviceState, update_tables
@@ -147,7 +147,7 @@ class Programs:
         logits = jax.ShapeDtypeStruct(
             (data * sequences * width, self.state.sampler_vocab),
             jnp.float32,
-            sharding=NamedSharding(self.mesh, P("data", MODEL_AXES)),
+            sharding=NamedSharding(self.mesh, P("data", VOCAB_AXES)),
         )
         mask = replicated((data * sequences * width, vocab_words), jnp.uint32)
         make = make_accept if layout.bucket.verifies else make_choose
@@ -189,7 +189,7 @@ def _output_shardings(fn: Callable[..., Any], args: tuple[Any, ...], donate: tup
         return kept
     if len(out) == 2:
         return kept, jax.tree.map(lambda _: of(P()), out[1])
-    return kept, of(P("data")), of(P("data", MODEL_AXES)), of(P("data"))
+    return kept, of(P("data")), of(P("data", VOCAB_AXES)), of(P("data"))
 
 
 def _abstract(sharding: NamedSharding, shape: tuple[int, ...], dtype: Any = jnp.int32) -> jax.ShapeDtypeStruct:

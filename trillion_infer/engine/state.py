@@ -8,7 +8,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Int
 
-from sharding.rules import MODEL_AXES
+from sharding.rules import VOCAB_AXES
 from trillion_infer.cache.layout import PoolLayout
 from trillion_infer.sample import SamplerState
 
@@ -61,7 +61,7 @@ class StateShape:
             tables=tuple(  # pyright: ignore[reportArgumentType]
                 of(PartitionSpec("data"), table) for _ in self.layouts
             ),
-            sampler=jax.tree.map(of, SamplerState.specs(MODEL_AXES), sampler),
+            sampler=jax.tree.map(of, SamplerState.specs(VOCAB_AXES), sampler),
         )
 
     def allocate(self, mesh: Mesh) -> DeviceState:

@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Int, UInt
 
-from sharding.rules import MODEL_AXES, SERVE_RULES, partition_spec
+from sharding.rules import SERVE_RULES, VOCAB_AXES, partition_spec
 from trillion_infer.engine.batch import ON_DEVICE, BatchLayout, token_positions
 from trillion_infer.engine.buckets import Bucket
 from trillion_infer.engine.state import DeviceState
@@ -106,9 +106,11 @@ def _pick(fields: dict[str, Array]) -> dict[str, Array]:
 def _sharded_forward(model: Decoder, mesh: Mesh, bucket: Bucket, state: DeviceState, ops: Ops):
     """The decoder on every shard of the mesh; collectives are where the layers say.
 
-    Along `sequence` every device computes its part of the tokens, or, where there is one a request, all of them.
+    Along `sequence` every device computes its part of the tokens, or, where there is one a request or pipeline stages
+    cut them into micro-batches, all of them.
     """
-    split = mesh.shape["sequence"] > 1 and not bucket.is_decode and bucket.tokens % mesh.shape["sequence"] == 0
+    divides = mesh.shape["sequence"] > 1 and bucket.tokens % mesh.shape["sequence"] == 0
+    split = divides and mesh.shape["stage"] == 1 and not bucket.is_decode
     token_axes = ("sequence",) if split else ()
     max_q_len = 1 if bucket.is_decode else None
     params = {name: partition_spec(spec.axes, SERVE_RULES) for name, spec in param_specs(model).items()}
@@ -134,7 +136,7 @@ def _sharded_forward(model: Decoder, mesh: Mesh, bucket: Bucket, state: DeviceSt
         shard,
         mesh=mesh,
         in_specs=(params, pools, tables, P("data")),
-        out_specs=(P("data", MODEL_AXES), P("data"), pools),
+        out_specs=(P("data", VOCAB_AXES), P("data"), pools),
         check_vma=False,
     )
 
@@ -156,7 +158,7 @@ def make_score(model: Decoder, mesh: Mesh, ops: Ops):
             lambda p, h: model.logits(p, h, dict(mesh.shape), ops),
             mesh=mesh,
             in_specs=(specs, P()),
-            out_specs=P(None, MODEL_AXES),
+            out_specs=P(None, VOCAB_AXES),
             check_vma=False,
         )(params, hidden)
 

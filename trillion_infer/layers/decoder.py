@@ -10,15 +10,8 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from sharding.rules import SERVE_RULES, shards
-from trillion_infer.config.model import (
-    AttentionSpec,
-    CacheKey,
-    DenseSpec,
-    LayerSpec,
-    ModelConfig,
-    Segment,
-    cache_key,
-)
+from trillion_infer.config.model import AttentionSpec, DenseSpec, LayerSpec, ModelConfig, cache_key
+from trillion_infer.config.stages import StagePlan, stage_plan
 from trillion_infer.layers.attention import Attention
 from trillion_infer.layers.context import Context, Ops, Sequences
 from trillion_infer.layers.embedding import Embedding
@@ -26,7 +19,8 @@ from trillion_infer.layers.ffn import GatedFFN
 from trillion_infer.layers.latent import LatentAttention
 from trillion_infer.layers.moe import ExpertNames, MoE
 from trillion_infer.layers.norm import RMSNorm
-from trillion_infer.layers.parameters import bind
+from trillion_infer.layers.parameters import bind, place_rows
+from trillion_infer.layers.pipeline import Activations, MicroBatches, run_stages
 from trillion_infer.layers.rope import rope_tables
 
 Params = Mapping[str, Array]
@@ -113,40 +107,41 @@ class Decoder(nnx.Module):
 
     def __init__(self, config: ModelConfig, names: TensorNames, sizes: Sizes):
         self.config, self.names = config, names
+        self.plan = stage_plan(config, sizes["stage"])
         parts = shards(SERVE_RULES, "vocab", sizes)
         self.embed = Embedding(config, names.embed, parts)
         self.head = None if config.tied else Embedding(config, names.head, parts)
-        self.norm = RMSNorm((names.final_norm,), config.width, config.norm_eps, config.norm_plus_one)
-        self.segments = nnx.List()
-        first = 0
-        for segment in config.segments:
-            self.segments.append(nnx.List(_layers(segment, first, config, names, sizes)))
-            first += len(segment.period) * segment.repeats
+        self.norm = RMSNorm(names.final_norm, config.width, config.norm_eps, config.norm_plus_one)
+        self.segments = nnx.List(nnx.List(layers) for layers in _segments(self.plan, config, names, sizes))
 
     def forward(
         self, params: Params, pools: Pools, inputs: StepInputs, axis_sizes: Mapping[str, int], ops: Ops
     ) -> tuple[Float[Array, "R V_shard"], Float[Array, "T M"], Pools]:
         """Logits of the wanted rows, final hidden states of every token (normed), and the pools with new entries."""
         config = self.config
-        ropes = {layer.mixer.rope for layer in config.layers if layer.mixer.rope is not None}
+        ctx = self._context(inputs, axis_sizes, ops)
+        embed = bind(self.embed, params, "embed.")
+        x = embed(inputs.tokens, ctx)
+        if axis_sizes["stage"] == 1:
+            x, pools = self._run_layers(x, pools, params, ctx, jnp.int32(0))
+        else:
+            x, pools = self._run_pipeline(x, pools, params, inputs, axis_sizes, ops)
+        x = ctx.whole_tokens(bind(self.norm, params, "norm.")(x))
+        head = embed if self.head is None else bind(self.head, params, "head.")
+        return head.logits(x[inputs.sample_rows], ctx, config.logit_cap), x, pools
+
+    def _context(self, inputs: StepInputs, axis_sizes: Sizes, ops: Ops) -> Context:
+        ropes = {layer.mixer.rope for layer in self.config.layers if layer.mixer.rope is not None}
         positions = inputs.sequences.positions
-        ctx = Context(
+        return Context(
             sequences=inputs.sequences,
             ropes={rope: rope_tables(rope, positions, inputs.rope_lens) for rope in ropes},
-            cache_index={key: i for i, key in enumerate(config.cache_keys)},
+            cache_index={key: i for i, key in enumerate(self.config.cache_keys)},
             axis_sizes=axis_sizes,
             ops=ops,
             token_axes=inputs.token_axes,
             max_q_len=inputs.max_q_len,
         )
-        embed = bind(self.embed, params, "embed.")
-        x = embed(inputs.tokens, ctx)
-        pool_base = dict.fromkeys(config.cache_keys, 0)
-        for number, segment in enumerate(config.segments):
-            x, pools = self._run_segment(number, segment, x, pools, params, ctx, pool_base)
-        x = ctx.whole_tokens(bind(self.norm, params, "norm.", jnp.int32(0))(x))
-        head = embed if self.head is None else bind(self.head, params, "head.")
-        return head.logits(x[inputs.sample_rows], ctx, config.logit_cap), x, pools
 
     def logits(self, params: Params, x: Float[Array, "R M"], axis_sizes: Mapping[str, int], ops: Ops):
         """Logits of hidden states that `forward` gave."""
@@ -154,35 +149,71 @@ class Decoder(nnx.Module):
         name, module = ("embed.", self.embed) if self.head is None else ("head.", self.head)
         return bind(module, params, name).logits(x, ctx, self.config.logit_cap)
 
-    def _run_segment(self, number, segment: Segment, x, pools, params, ctx: Context, pool_base: dict[CacheKey, int]):
-        """Scans a segment; `pool_base` holds each pool's next free layer and is advanced."""
-        layers = self.segments[number]
-        offsets, per_period = [], dict.fromkeys(pool_base, 0)
+    def _run_pipeline(self, x, pools: Pools, params: Params, inputs: StepInputs, axis_sizes: Sizes, ops: Ops):
+        """The layers of all stages, a micro-batch at a time."""
+        batches = MicroBatches.of(inputs.sequences, inputs.rope_lens, axis_sizes["stage"])
+
+        def run(x: Activations, pools: Pools, sequences: Sequences, rope_lens, stage):
+            micro = replace(inputs, sequences=sequences, rope_lens=rope_lens)
+            return self._run_layers(x, pools, params, self._context(micro, axis_sizes, ops), stage)
+
+        return run_stages(run, x, pools, batches, axis_sizes["stage"])
+
+    def _run_layers(self, x, pools: Pools, params: Params, ctx: Context, stage: Int[Array, ""]):
+        """Every layer of this stage."""
+        for number in range(len(self.plan.segments)):
+            x, pools = self._run_segment(number, x, pools, params, ctx, stage)
+        return x, pools
+
+    def _run_segment(self, number: int, x, pools: Pools, params: Params, ctx: Context, stage: Int[Array, ""]):
+        """This stage's repeats of a segment. Where stages differ in their number the loop ends early."""
+        layers, plan = self.segments[number], self.plan
+        offsets, per_period = [], dict.fromkeys(self.config.cache_keys, 0)
         for layer in layers:
             offsets.append(per_period[layer.key])
             per_period[layer.key] += 1
-        base = dict(pool_base)
+        base = {key: _by_stage(plan.pool_starts(number, key), stage) for key in per_period}
 
-        def one_period(carry, repeat):
+        def one_period(repeat, carry):
             x, pools = carry
             for place, layer in enumerate(layers):
                 bound = bind(layer, params, f"segments.{number}.{place}.", repeat)
                 pool_layer = base[layer.key] + repeat * per_period[layer.key] + offsets[place]
                 x, pools = bound(x, pools, pool_layer, ctx)
-            return (x, pools), None
+            return x, pools
 
-        (x, pools), _ = lax.scan(one_period, (x, pools), jnp.arange(segment.repeats, dtype=jnp.int32))
-        for key in pool_base:
-            pool_base[key] += per_period[key] * segment.repeats
-        return x, pools
+        if plan.is_even(number):
+            return _repeat(one_period, plan.slots(number), (x, pools))
+        return lax.fori_loop(jnp.int32(0), _by_stage(plan.counts[number], stage), one_period, (x, pools))
 
 
-def _layers(segment: Segment, first: int, config: ModelConfig, names: TensorNames, sizes: Sizes) -> list[Layer]:
-    period = len(segment.period)
-    return [
-        Layer(spec, config, tuple(first + place + r * period for r in range(segment.repeats)), names, sizes)
-        for place, spec in enumerate(segment.period)
-    ]
+def _repeat(one_period, count: int, carry):
+    def step(carry, repeat):
+        return one_period(repeat, carry), None
+
+    return lax.scan(step, carry, jnp.arange(count, dtype=jnp.int32))[0]
+
+
+def _by_stage(values: tuple[int, ...], stage: Int[Array, ""]) -> Int[Array, ""]:
+    """The stage's own value."""
+    return jnp.int32(values[0]) if len(set(values)) == 1 else jnp.asarray(values, jnp.int32)[stage]
+
+
+def _segments(plan: StagePlan, config: ModelConfig, names: TensorNames, sizes: Sizes) -> list[list[Layer]]:
+    """The layers of each segment, stacked over its repeats as the plan places them."""
+    segments, first = [], 0
+    for number, segment in enumerate(plan.segments):
+        period, repeats = len(segment.period), sum(plan.counts[number])
+        layers = [
+            Layer(spec, config, tuple(first + place + r * period for r in range(repeats)), names, sizes)
+            for place, spec in enumerate(segment.period)
+        ]
+        if plan.stages > 1:
+            for layer in layers:
+                place_rows(layer, plan.rows(number), plan.stages * plan.slots(number))
+        segments.append(layers)
+        first += period * repeats
+    return segments
 
 
 _NONE = np.zeros(0, np.int32)

@@ -14,16 +14,16 @@ VOCAB_MULTIPLE = 128
 """The vocabulary is padded to this many times the shards: whole lanes, whole words of the mask."""
 
 
-def padded_vocab(vocab: int, tensor: int) -> int:
-    return round_up(vocab, VOCAB_MULTIPLE * tensor)
+def padded_vocab(vocab: int, shards: int) -> int:
+    return round_up(vocab, VOCAB_MULTIPLE * shards)
 
 
 class Embedding(nnx.Module):
     """table `[V, M]`: rows of tokens; tied models use it for the logits too."""
 
-    def __init__(self, config: ModelConfig, name: str, tensor: int):
+    def __init__(self, config: ModelConfig, name: str, shards: int):
         self.vocab, self.scale = config.vocab, config.embed_scale
-        shape = (padded_vocab(config.vocab, tensor), config.width)
+        shape = (padded_vocab(config.vocab, shards), config.width)
         self.table = single(shape, ("vocab", "embed"), name, Part((slice(0, config.vocab),)))
 
     def __call__(self, tokens: Int[Array, "T"], ctx: Context) -> Float[Array, "T M"]:

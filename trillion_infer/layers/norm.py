@@ -5,7 +5,7 @@ from flax import nnx
 from jax import lax
 from jaxtyping import Array, Float
 
-from trillion_infer.layers.parameters import WHOLE, stacked, value
+from trillion_infer.layers.parameters import WHOLE, single, stacked, value
 
 
 def rms_normalise(x: Float[Array, "*b D"], eps: float) -> Float[Array, "*b D"]:
@@ -15,11 +15,17 @@ def rms_normalise(x: Float[Array, "*b D"], eps: float) -> Float[Array, "*b D"]:
 
 
 class RMSNorm(nnx.Module):
-    """x / rms(x) * weight, or * (1 + weight) with `plus_one`; float32 inside, the dtype of x outside."""
+    """x / rms(x) * weight, or * (1 + weight) with `plus_one`; float32 inside, the dtype of x outside.
 
-    def __init__(self, prefixes: tuple[str, ...], width: int, eps: float, plus_one: bool = False):
+    A str for prefixes is a norm outside the layers.
+    """
+
+    def __init__(self, prefixes: tuple[str, ...] | str, width: int, eps: float, plus_one: bool = False):
         self.width, self.eps, self.plus_one = width, eps, plus_one
-        self.weight = stacked(prefixes, (width,), ("norm",), {"weight": WHOLE}, dtype="float32", init="ones")
+        if isinstance(prefixes, str):
+            self.weight = single((width,), ("norm",), f"{prefixes}weight", dtype="float32", init="ones")
+        else:
+            self.weight = stacked(prefixes, (width,), ("norm",), {"weight": WHOLE}, dtype="float32", init="ones")
 
     def __call__(self, x: Float[Array, "*b D"]) -> Float[Array, "*b D"]:
         weight = value(self.weight).astype(jnp.float32)

@@ -1,7 +1,7 @@
 """Declaring parameters stacked over the repeats of a layer, and reading one layer of a stack without copying it."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import jax
@@ -50,6 +50,16 @@ def single(shape: tuple[int, ...], axes: tuple[str | None, ...], name: str, part
     return nnx.Param(
         ParamSpec(shape, kw.get("dtype"), axes, (Source(name, part.index, part.transform),), kw.get("init", "normal"))
     )
+
+
+def place_rows(module: nnx.Module, rows: tuple[int, ...], size: int) -> None:
+    """Stacks of `size` rows for every parameter of `module`, of which layer i gets row `rows[i]`; the rest is zero."""
+    placed = []
+    for path, param in nnx.to_flat_state(nnx.state(module, nnx.Param)):
+        spec: ParamSpec = param.get_value()
+        sources = tuple(replace(s, index=(rows[s.index[0]], *s.index[1:])) for s in spec.sources)  # pyright: ignore
+        placed.append((path, param.replace(replace(spec, shape=(size, *spec.shape[1:]), sources=sources))))
+    nnx.update(module, nnx.from_flat_state(placed))
 
 
 @dataclass(frozen=True)
