@@ -175,7 +175,7 @@ def compile_program(name: str, fn: Callable[..., Any], args: tuple[Any, ...], do
 
 def _output_shardings(fn: Callable[..., Any], args: tuple[Any, ...], donate: tuple[int, ...]) -> Any:
     """Donated state comes back as it went in, and first. What the next program reads keeps its split over `data` (and
-    `tensor`); the rest is replicated, so that the host reads it from one device."""
+    the vocabulary's axes); the rest is replicated, so that the host reads it from one device."""
     mesh = jax.tree.leaves(args)[0].sharding.mesh
 
     def of(spec: P) -> NamedSharding:
