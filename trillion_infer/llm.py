@@ -18,10 +18,13 @@ from trillion_infer.config.hf import eos_union
 from trillion_infer.core.errors import ConfigError, InvalidRequestError, ModelLoadError
 from trillion_infer.core.outputs import RequestOutput
 from trillion_infer.core.sampling_params import SamplingParams
+from trillion_infer.distributed.group import Group
+from trillion_infer.distributed.joining import form_group, processes_of
 from trillion_infer.engine.build import BuildReport, build_disaggregated, build_engine, plan_engine
 from trillion_infer.engine.compile_cache import enable_compile_cache
 from trillion_infer.engine.disaggregated import DisaggregatedEngine
 from trillion_infer.engine.engine import Engine
+from trillion_infer.engine.many_hosts import FollowingEngine, check_options, plan_of
 from trillion_infer.generation.generator import Generator, TextStream
 from trillion_infer.generation.prompts import Prompt, PromptReader
 from trillion_infer.models import read_family
@@ -60,6 +63,7 @@ class LLM:
         for none; None: the user's cache folder.
       prefix_caching: reuse KV of equal prefixes. chunked_prefill: False computes each prompt in one step.
       max_waiting: most requests that may queue. progress: called with (phase, done, total) while loading.
+      group_key_file: file with the secret by which processes of one program know each other; None: one made for them.
 
     Raises ConfigError, ModelLoadError or OutOfMemoryError with one sentence that says what to change.
     """
@@ -88,6 +92,7 @@ class LLM:
         prefix_caching: bool = True,
         chunked_prefill: bool = True,
         max_waiting: int | None = None,
+        group_key_file: str | None = None,
         progress: Progress | None = None,
     ):
         options = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
@@ -105,6 +110,7 @@ class LLM:
             raise ConfigError(str(error)) from error
         if roles and options["mesh"] is not None:
             raise ConfigError("mesh and disaggregate are both given; disaggregate makes its own meshes.")
+        self._group = _join(self.mesh, options)
         self.load_report: LoadReport | None = None
         with ThreadPoolExecutor(1) as pool:
             loading = pool.submit(load_tokenizer, checkpoint)
@@ -131,10 +137,12 @@ class LLM:
             if isinstance(checkpoint, QuantisedCheckpoint):
                 packing = partial(abstract_kept, checkpoint=checkpoint, select=routed_experts)
             fingerprint = checkpoint.fingerprint()
-            self.engine: Engine | DisaggregatedEngine
+            self.engine: Engine | DisaggregatedEngine | FollowingEngine
             if roles is None:
                 blueprint = plan_engine(family, self.mesh, engine_config, packing)
-                self.engine, self.report = build_engine(blueprint, load, fingerprint, progress)
+                if self._group is not None:
+                    self._group.require_equal(plan_of(blueprint, fingerprint))
+                self.engine, self.report = build_engine(blueprint, load, fingerprint, progress, group=self._group)
             else:
                 self.engine, blueprint, self.report = build_disaggregated(
                     family, engine_config, roles, load, fingerprint, progress, packing
@@ -150,13 +158,27 @@ class LLM:
             seed=engine_config.seed,
             penalties=engine_config.penalties,
         )
-        self.generator = Generator(self.engine, reader)
+        self.generator = Generator(self.engine, reader)  # pyright: ignore[reportArgumentType]
         self._ids = itertools.count()
         self._template = None
 
     @property
     def max_model_len(self) -> int:
         return self.blueprint.max_model_len
+
+    @property
+    def leads(self) -> bool:
+        """This process takes requests: the only one, or process 0 of a mesh over several."""
+        return self._group is None or self._group.leads
+
+    def follow(self) -> None:
+        """Takes part in what the leading process computes until that closes its LLM; for every other process.
+
+        Raises GroupError where the leader is lost or computes something else.
+        """
+        if not isinstance(self.engine, FollowingEngine):
+            raise ConfigError("follow is for processes of a mesh over several, except process 0, which takes requests.")
+        self.engine.follow()
 
     def generate(
         self,
@@ -269,7 +291,7 @@ class LLM:
         return {"weights": report.weights_bytes, **self.engine.memory(), "program_temporaries": report.temp_bytes}
 
     def close(self) -> None:
-        """Ends what is in flight and frees the arrays."""
+        """Ends what is in flight, lets followers go, and frees the arrays."""
         self.engine.close()
 
 
@@ -298,6 +320,14 @@ def _with_deployment(options: dict[str, Any]) -> dict[str, Any]:
         raise ConfigError(f"config {name!r} sets {sorted(unknown)}, which LLM does not know.")
     given = {k: v for k, v in deployment.options.items() if options[k] == defaults[k]}
     return {**options, **given}
+
+
+def _join(mesh: Mesh, options: Mapping[str, Any]) -> Group | None:
+    """The processes of a mesh that lies over several, connected; None for a mesh of this process alone."""
+    if jax.process_count() == 1 or (isinstance(options["mesh"], Mesh) and processes_of(mesh) == [jax.process_index()]):
+        return None
+    check_options(options)
+    return form_group(mesh, options["group_key_file"])
 
 
 def _refuse_unavailable(options: Mapping[str, Any]) -> None:

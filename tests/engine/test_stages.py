@@ -91,5 +91,5 @@ def test_a_stage_holds_only_its_layers(make_llm):
 def test_more_stages_than_layers_are_refused():
     from tests.conftest import GOLDEN
 
-    with pytest.raises(ConfigError, match="stage is 8 and the model has 3 layers; .* set stage to 3 or less"):
+    with pytest.raises(ConfigError, match=r"stage is 8 and the model has 3 layers; .* set stage to 3 or less"):
         LLM(GOLDEN / "tiny" / "smollm2", mesh="stage=8")

@@ -13,7 +13,7 @@ from sharding.stages import balanced_cuts
 def test_no_other_cut_has_a_cheaper_worst_stage(costs, data):
     stages = data.draw(st.integers(1, len(costs)))
     cuts = balanced_cuts(costs, stages)
-    assert cuts[0] == 0 and cuts[-1] == len(costs) and len(cuts) == stages + 1
+    assert (cuts[0], cuts[-1], len(cuts)) == (0, len(costs), stages + 1)
 
     def worst(cut):
         return max(sum(costs[start:stop]) for start, stop in pairwise(cut))

@@ -39,8 +39,8 @@ class PoolLayout:
 
     @property
     def spec(self) -> PartitionSpec:
-        """Layers over `stage`; pages over `data`; slots of each page over `sequence`; heads over `expert` and `tensor`, or
-        slots where there are no heads."""
+        """Layers over `stage`; pages over `data`; slots of each page over `sequence`; heads over `expert` and
+        `tensor`, or slots where there are no heads."""
         if self.key.kind == "latent":
             return PartitionSpec("stage", "data", SERVE_RULES["latent_slots"])
         return PartitionSpec("stage", "data", SERVE_RULES["slots"], SERVE_RULES["kv_heads"])

@@ -35,3 +35,7 @@ class EngineDeadError(TrillionInferError, RuntimeError):
 
 class QueueFullError(TrillionInferError, RuntimeError):
     """The waiting queue is at its limit; try again later (HTTP 429 or 503)."""
+
+
+class GroupError(TrillionInferError, RuntimeError):
+    """The processes of one engine did not find each other, or one of them is lost or out of step."""

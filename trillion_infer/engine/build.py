@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import jax
@@ -24,11 +25,13 @@ from trillion_infer.config.model import AttentionSpec, ModelConfig, MoESpec, cac
 from trillion_infer.config.scheduler import SchedulerConfig
 from trillion_infer.config.stages import stage_plan
 from trillion_infer.core.errors import ConfigError
+from trillion_infer.distributed.group import Follower, Group, Leader
 from trillion_infer.engine import budget
 from trillion_infer.engine.buckets import make_buckets
 from trillion_infer.engine.disaggregated import DisaggregatedEngine, PrefillEngine
 from trillion_infer.engine.engine import Engine
 from trillion_infer.engine.fits import check_fits_here
+from trillion_infer.engine.many_hosts import FollowingEngine, LeadingEngine, agreement, recorder_for
 from trillion_infer.engine.ops import choose_ops, default_page_size, platform_of
 from trillion_infer.engine.programs import Programs, compile_program
 from trillion_infer.engine.speculation import MAX_DRAFTS, Speculation, check_speculate
@@ -123,12 +126,13 @@ class Blueprint:
         state = self.state_shape(pages).abstract(self.mesh)
         return Programs(self.model, self.mesh, buckets, ops, self.abstract_params(), state)
 
-    def groups(self, temp_bytes: int) -> list[CacheGroup]:
-        """Pages of each pool on each data shard, within the KV budget."""
+    def groups(self, temp_bytes: int, agree: Callable[[int], int] = lambda number: number) -> list[CacheGroup]:
+        """Pages of each pool on each data shard, within the KV budget that the processes `agree` on."""
+        taken = temp_bytes + self.weight_bytes_per_device()
         return budget.divide(
             self.layouts,
             self.mesh,
-            budget.available(self.mesh, self.config.kv_memory, temp_bytes + self.weight_bytes_per_device()),
+            agree(budget.available(self.mesh, self.config.kv_memory, taken)),
             max_running=self.config.max_running,
             max_model_len=self.max_model_len,
             extend_len=self.max_batch_tokens,
@@ -200,9 +204,11 @@ def build_engine(
     fingerprint: bytes,
     progress: Callable[[str, int, int], None] | None = None,
     engine_type: type[Engine] = Engine,
-) -> tuple[Engine, BuildReport]:
+    group: Group | None = None,
+) -> tuple[Engine | FollowingEngine, BuildReport]:
     """Loads weights and compiles programs side by side, sizes the KV pools, and returns an engine that is ready.
 
+    group: the processes that build the same engine together, if there are several; a follower's engine only follows.
     progress(phase, done, total) is called for "load" (bytes) and "compile" (programs), possibly from two threads.
     Raises OutOfMemoryError when not one page fits, ModelLoadError when the checkpoint does not fit the model.
     ConfigError when a tier beyond device memory cannot be had, before anything is loaded.
@@ -216,22 +222,33 @@ def build_engine(
     with ThreadPoolExecutor(1) as pool:
         loading = pool.submit(_timed, report, "load", lambda: load(*_load_arguments(blueprint)))
         temp_bytes = 0 if platform_of(blueprint.mesh) == "cpu" else _hungriest_temp(blueprint)
-        groups = blueprint.groups(temp_bytes)
-        programs = blueprint.programs(tuple(group.num_pages for group in groups))
+        caches = blueprint.groups(temp_bytes, agreement(group))
+        programs = blueprint.programs(tuple(cache.num_pages for cache in caches))
+        programs.recorder = recorder_for(group, programs)
         if config.precompile:
             _timed(report, "compile", lambda: programs.compile_all(lambda done, total: tell("compile", done, total)))
         params = loading.result()
-    state = blueprint.state_shape(tuple(group.num_pages for group in groups)).allocate(blueprint.mesh)
+    state = blueprint.state_shape(tuple(cache.num_pages for cache in caches)).allocate(blueprint.mesh)
     report.weights_bytes = sum(array.nbytes for array in params.values())
     report.kv_bytes = sum(array.nbytes for array in state.pools)
     report.temp_bytes = max((program.temp_bytes for program in programs.all), default=0)
-    schedulers = [_scheduler(blueprint, groups, fingerprint) for _ in range(blueprint.data)]
+    if isinstance(group, Follower):
+        return FollowingEngine(programs, state, params, group), report
+    schedulers = [_scheduler(blueprint, caches, fingerprint) for _ in range(blueprint.data)]
     speculation = Speculation(config.speculate, programs.buckets, blueprint.data) if config.speculate else None
-    engine = engine_type(programs, state, params, schedulers, config.run_ahead, speculation)
+    make = engine_type if group is None else _lead(programs, group, (params, state))
+    engine = make(programs, state, params, schedulers, config.run_ahead, speculation)
     if tiers:
         engine.replace_pools(copier.warm_up(engine.pools))
         engine.tiering = KVTiering(TierStack(tiers), schedulers, copier)
     return engine, report
+
+
+def _lead(programs: Programs, group: Leader, held: Any) -> Callable[..., Engine]:
+    """The engine of the process that leads; `held` is there in every process."""
+    assert programs.recorder is not None
+    programs.recorder.know(held)
+    return partial(LeadingEngine, group=group)
 
 
 def build_disaggregated(
@@ -260,7 +277,7 @@ def build_disaggregated(
         for mesh in meshes[role]:
             blueprint = plan_engine(family, mesh, config, packing)
             engine, part = build_engine(blueprint, load, fingerprint, progress, kind)
-            engines[role].append(engine)
+            engines[role].append(engine)  # pyright: ignore[reportArgumentType]
             blueprints[role].append(blueprint)
             report.add(part)
     movers = [

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from trillion_infer.core.outputs import Logprob
@@ -91,11 +91,8 @@ class Engine:
         self.tiering: KVTiering | None = None
         self.steps = 0
         self._received = 0.0
-        mesh = programs.mesh
-        self._by_data = NamedSharding(mesh, P("data"))
-        self._replicated = NamedSharding(mesh, P())
-        self._no_mask = jax.device_put(np.False_, self._replicated)
-        self._with_mask = jax.device_put(np.True_, self._replicated)
+        self._no_mask = programs.place(np.False_, P())
+        self._with_mask = programs.place(np.True_, P())
         self._open_masks: dict[int, Any] = {}
 
     # Requests
@@ -220,7 +217,7 @@ class Engine:
                     self._fill(row, i, params, place * bucket.width, forbidden)
             pack_rows(layout, plan_rows, plan.num_decode if plan else 0, params, packed[shard])
         mask, has_mask = self._mask(bucket, rows, places, forbidden)
-        batch = jax.device_put(packed, self._by_data)
+        batch = self.programs.place(packed, P("data"))
         state = self._state
         pools, sampling_rows, logits, hidden = self.programs.forward(bucket).run(
             self._params, state.pools, state.tables, state.sampler.last_token, batch
@@ -281,7 +278,7 @@ class Engine:
         ]
         if not forbidden and not grammars:
             if total not in self._open_masks:
-                self._open_masks[total] = jax.device_put(allow_all(total, words * 32), self._replicated)
+                self._open_masks[total] = self.programs.place(allow_all(total, words * 32), P())
             return self._open_masks[total], self._no_mask
         mask = allow_all(total, words * 32)
         for row, place in grammars:
@@ -289,7 +286,7 @@ class Engine:
             row.request.grammar.draft_masks(row.draft_ids, mask[first : first + len(row.draft_ids) + 1])
         for place, tokens in forbidden.items():
             forbid(mask[place], tokens)
-        return jax.device_put(mask, self._replicated), self._with_mask
+        return self.programs.place(mask, P()), self._with_mask
 
     def _receive(self, pending: _Pending) -> list[TokenEvent]:
         """Waits for a step and hands its tokens to their requests."""

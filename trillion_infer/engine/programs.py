@@ -4,16 +4,18 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from sharding.rules import VOCAB_AXES
+from trillion_infer.distributed.calls import Recorder
 from trillion_infer.engine.batch import BatchLayout
 from trillion_infer.engine.buckets import Bucket, Buckets
 from trillion_infer.engine.state import TABLE_CHUNK, DeviceState, update_tables
@@ -41,7 +43,8 @@ class Program:
 class Programs:
     """The programs of one engine. `compiled` counts compilations; after warm-up it does not change.
 
-    With `lazy`, a bucket is compiled when it is first needed.
+    What `compile_all` has not compiled is compiled when it is first needed. With a recorder, other processes repeat
+    every call.
     """
 
     model: Decoder
@@ -50,6 +53,7 @@ class Programs:
     ops: Ops
     params: Any
     state: DeviceState
+    recorder: Recorder | None = None
     compiled: int = 0
     _programs: dict[str, Program] = field(default_factory=dict)
 
@@ -63,6 +67,17 @@ class Programs:
     def score(self, bucket: Bucket) -> Program:
         """Scores prompt positions from the hidden states of a mixed bucket."""
         return self._get(f"score_{bucket.tokens}")
+
+    def named(self, name: str) -> Program:
+        """One of `names`."""
+        return self._get(name)
+
+    def place(self, value: np.ndarray | np.generic, spec: P) -> jax.Array:
+        """A host array on the devices of the mesh."""
+        sharding = NamedSharding(self.mesh, spec)
+        if self.recorder is None:
+            return jax.device_put(value, sharding)
+        return self.recorder.place(np.asarray(value), sharding)
 
     @property
     def update_tables(self) -> Program:
@@ -97,13 +112,13 @@ class Programs:
                     progress(done, len(names))
 
     def _get(self, name: str) -> Program:
-        program = self._programs.get(name)
-        if program is None:
-            program = self._compile(name)
-            self._add(program)
-        return program
+        if name not in self._programs:
+            self._add(self._compile(name))
+        return self._programs[name]
 
     def _add(self, program: Program) -> None:
+        if self.recorder is not None:
+            program = replace(program, run=self.recorder.wrap(program.name, program.run))
         self._programs[program.name] = program
         self.compiled += 1
 

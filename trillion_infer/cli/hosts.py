@@ -1,0 +1,15 @@
+"""Flags of scripts that may run as one program over several processes."""
+
+from collections.abc import Callable
+
+from absl import flags
+
+from trillion_infer.distributed.start import start_processes
+
+
+def define_host_flags() -> Callable[[], None]:
+    """--coordinator, --num_processes, --process_id; returns a function that joins the processes they describe."""
+    flags.DEFINE_string("coordinator", None, "HOST:PORT that process 0 of several listens on.")
+    flags.DEFINE_integer("num_processes", None, "Processes of the one program, all started alike.", lower_bound=1)
+    flags.DEFINE_integer("process_id", None, "This process, from 0, which leads.", lower_bound=0)
+    return lambda: start_processes(flags.FLAGS.coordinator, flags.FLAGS.num_processes, flags.FLAGS.process_id)

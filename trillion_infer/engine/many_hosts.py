@@ -1,0 +1,121 @@
+"""An engine over several processes: one schedules, the others repeat its calls in lockstep."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+from trillion_infer.core.errors import ConfigError, GroupError
+from trillion_infer.core.request import Request
+from trillion_infer.distributed.calls import Recorder, Replayer
+from trillion_infer.distributed.group import Follower, Group, Leader
+from trillion_infer.engine.engine import Engine, TokenEvent
+from trillion_infer.engine.programs import Programs
+from trillion_infer.engine.state import DeviceState
+
+COMPARE_EVERY = 16
+"""Steps between two comparisons of the sampled ids."""
+
+
+class LeadingEngine(Engine):
+    """The engine of the process that schedules. Raises GroupError once a follower is lost."""
+
+    def __init__(self, *args: Any, group: Leader, **options: Any):
+        super().__init__(*args, **options)
+        self.group = group
+        self._compared = 0
+
+    def step(self) -> list[TokenEvent]:
+        self.group.check()
+        try:
+            return super().step()
+        except jax.errors.JaxRuntimeError:
+            self.group.explain()
+            raise
+
+    def _receive(self, pending: Any) -> list[TokenEvent]:
+        events = super()._receive(pending)
+        self._compared += 1
+        if self._compared % COMPARE_EVERY == 1 and self.programs.recorder is not None:
+            ids = pending.sampled.tokens if pending.bucket.verifies else pending.sampled.token
+            self.programs.recorder.compare(self._compared, ids)
+        return events
+
+    def close(self) -> None:
+        if self.group.lost is None:
+            super().close()
+        self.group.end()
+
+
+class FollowingEngine:
+    """The engine of any other process: it has the same programs, weights and pools, and no requests of its own."""
+
+    has_work = False
+
+    def __init__(self, programs: Programs, state: DeviceState, params: Any, group: Follower):
+        self.programs, self.group = programs, group
+        self._held = (params, state)
+        self._replayer = Replayer(lambda name: programs.named(name).run, programs.mesh)
+        self._replayer.know(self._held)
+
+    def follow(self) -> None:
+        """Repeats the leader's calls until it closes its engine. Raises GroupError where it is lost or differs."""
+        while (message := self.group.receive())[0] != "end":
+            try:
+                why = self._replayer.obey(message)
+            except Exception as error:
+                self.group.explain()
+                why = f"{type(error).__name__}: {error}"
+            if why is not None:
+                self.group.fail(why)
+        self.close()
+
+    def add(self, request: Request) -> None:
+        raise GroupError(f"{self.group.name} follows; give requests to process 0, and call follow() here.")
+
+    def abort(self, request_id: str) -> Request | None:
+        return None
+
+    def stats(self) -> dict[str, float]:
+        return {"compilations": self.programs.compiled}
+
+    def memory(self) -> dict[str, int]:
+        return {}
+
+    def close(self) -> None:
+        self.group.end()
+        for leaf in jax.tree.leaves(self._held):
+            leaf.delete()
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Raises ConfigError for what an engine over several processes cannot do."""
+    for name in ("disaggregate", "host_kv", "disk_kv", "store"):
+        if options.get(name):
+            raise ConfigError(
+                f"{name}={options[name]!r} does not work over several processes yet; leave it out, or use one process."
+            )
+
+
+def plan_of(blueprint: Any, fingerprint: bytes) -> list[list[str]]:
+    """What must be the same in every process, by name."""
+    config = dataclasses.asdict(blueprint.config)
+    for name in ("compile_cache", "precompile"):
+        config.pop(name)
+    return [
+        ["version of jax", jax.__version__],
+        ["mesh", ", ".join(f"{axis}={size}" for axis, size in blueprint.mesh.shape.items() if size > 1)],
+        ["model", fingerprint.hex()],
+        *([f"option {name}", repr(value)] for name, value in sorted(config.items())),
+    ]
+
+
+def agreement(group: Group | None) -> Callable[[int], int]:
+    """The least of every process's number; the number itself in one process."""
+    return (lambda number: number) if group is None else lambda number: group.agree("kv_memory", number, min)
+
+
+def recorder_for(group: Group | None, programs: Programs) -> Recorder | None:
+    """What makes a leader's programs run on every process."""
+    return Recorder(group.send, programs.mesh) if isinstance(group, Leader) else None
