@@ -20,6 +20,7 @@ from trillion_infer.benchmark.run import MAX_RUNNING, Plan, run_plan
 from trillion_infer.benchmark.table import table
 from trillion_infer.benchmark.workloads import Sizes, parse_workloads
 from trillion_infer.cli.flags import define_llm_flags, run
+from trillion_infer.cli.hosts import define_host_flags
 from trillion_infer.cli.progress import progress_bars
 
 WORKLOAD = flags.DEFINE_string(
@@ -32,18 +33,20 @@ TORCH_PYTHON = flags.DEFINE_string(
     "torch_python", None, 'Python with torch and transformers; default: this one if it has them. "" skips them.'
 )
 llm_flags = define_llm_flags(max_running=MAX_RUNNING)
+join_hosts = define_host_flags()
 
 
 def main(_: list[str]) -> None:
     workloads = parse_workloads(WORKLOAD.value)
     plan = Plan(llm_flags(), workloads, Sizes().scaled(SCALE.value), REPEATS.value, TORCH_PYTHON.value)
+    join_hosts()
     found = []
     with progress_bars() as progress:
         for record in run_plan(plan, lambda notice: print(f"notice: {notice}", file=sys.stderr), progress):
             found.append(record)
             if JSON.value:
                 print(record.line(), flush=True)
-    if not JSON.value:
+    if found and not JSON.value:
         Console().print(table(found))
 
 

@@ -3,6 +3,8 @@
 Run:    python scripts/generate.py --model=MODEL --prompt="The capital of France is" --max_tokens=16
         python scripts/generate.py --model=MODEL --chat --prompt="What is the capital of France?"
         python scripts/generate.py --model=MODEL --prompts=in.jsonl --output=out.jsonl --mesh=tensor=4
+        python scripts/generate.py --model=MODEL --prompt=Hi --mesh=stage=2,tensor=4 --coordinator=HOST:8476 \
+            --num_processes=2 --process_id=0   # and the same with --process_id=1 on the other host
 Expect: the text as it comes; with --output a JSON line a prompt, in input order.
 
 MODEL is a Hugging Face directory, a .gguf file, an Orbax directory or a hub id. Input lines hold one of "prompt",
@@ -11,12 +13,14 @@ MODEL is a Hugging Face directory, a .gguf file, an Orbax directory or a hub id.
 
 import json
 import sys
+from contextlib import closing
 from pathlib import Path
 
 from absl import flags
 
 from trillion_infer import LLM, InvalidRequestError, SamplingParams
 from trillion_infer.cli.flags import define_llm_flags, define_sampling_flags, run
+from trillion_infer.cli.hosts import define_host_flags, follows
 from trillion_infer.cli.jsonl import output_row, parse_row, read_rows
 from trillion_infer.cli.progress import progress_bars
 
@@ -25,6 +29,7 @@ PROMPTS = flags.DEFINE_string("prompts", None, "JSONL file of prompts.")
 OUTPUT = flags.DEFINE_string("output", None, "JSONL file to write; standard output if not given.")
 CHAT = flags.DEFINE_bool("chat", False, "Treat --prompt as a user's message and apply the chat template.")
 llm_flags = define_llm_flags()
+join_hosts = define_host_flags()
 sampling_flags = define_sampling_flags(temperature=0.0, max_tokens=128)
 
 
@@ -33,8 +38,17 @@ def main(_: list[str]) -> int:
         raise InvalidRequestError("give exactly one of --prompt and --prompts.")
     params = SamplingParams(**sampling_flags())
     rows = [(0, {"prompt": PROMPT.value})] if PROMPTS.value is None else list(read_rows(PROMPTS.value))
+    join_hosts()
     with progress_bars() as progress:
         llm = LLM(**llm_flags(), progress=progress)
+    if follows(llm):
+        return 0
+    with closing(llm):
+        return _answer(llm, params, rows)
+
+
+def _answer(llm: LLM, params: SamplingParams, rows: list) -> int:
+    """Prints or writes the completions; 1 if a prompt was refused."""
     if PROMPTS.value is None and OUTPUT.value is None and params.n == 1:
         prompt = llm.render_chat([{"role": "user", "content": PROMPT.value}]) if CHAT.value else PROMPT.value
         for piece in llm.stream(prompt, params):

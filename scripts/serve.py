@@ -2,18 +2,22 @@
 
 Run:    python scripts/serve.py --model=MODEL --port=8000
         python scripts/serve.py --model=MODEL --host=0.0.0.0 --api_key=KEY --mesh=tensor=4
+        python scripts/serve.py --model=MODEL --mesh=stage=2,tensor=8 --coordinator=HOST:8476 --num_processes=2 \
+            --process_id=0   # and the same with --process_id=1 on the other host; process 0 answers HTTP
         curl http://127.0.0.1:8000/v1/completions -d '{"model": "MODEL", "prompt": "Paris is", "max_tokens": 8}'
 Expect: a line with the address once the model is loaded and compiled; SIGTERM ends it after the requests in flight.
 
 Every keyword of LLM is a flag. See docs/serving.md.
 """
 
+from contextlib import closing
 from pathlib import Path
 
 from absl import flags
 
 from trillion_infer import LLM
 from trillion_infer.cli.flags import define_llm_flags, run
+from trillion_infer.cli.hosts import define_host_flags, follows
 from trillion_infer.cli.progress import progress_bars
 
 HOST = flags.DEFINE_string("host", "127.0.0.1", "Address to listen on.")
@@ -28,14 +32,18 @@ TOOL_FORMAT = flags.DEFINE_string(
 )
 REASONING = flags.DEFINE_string("reasoning_format", None, "How the model marks reasoning, or none; found if not given.")
 llm_flags = define_llm_flags()
+join_hosts = define_host_flags()
 
 
 def main(_: list[str]) -> None:
     from trillion_infer.serve.options import ServerOptions
     from trillion_infer.serve.run import serve
 
+    join_hosts()
     with progress_bars() as progress:
         llm = LLM(**llm_flags(), progress=progress)
+    if follows(llm):
+        return
     options = ServerOptions(
         model_name=SERVED_NAME.value or Path(flags.FLAGS.model).name,
         api_keys=tuple(API_KEY.value),
@@ -45,7 +53,8 @@ def main(_: list[str]) -> None:
         reasoning_format=REASONING.value,
     )
     print(f"serving {options.model_name} on http://{HOST.value}:{PORT.value}", flush=True)
-    serve(llm.generator, options, HOST.value, PORT.value, DRAIN.value)
+    with closing(llm):
+        serve(llm.generator, options, HOST.value, PORT.value, DRAIN.value)
 
 
 if __name__ == "__main__":

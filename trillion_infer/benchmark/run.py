@@ -6,6 +6,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from trillion_infer.benchmark.baseline import BaselineUnavailable, find_python, run_baseline
 from trillion_infer.benchmark.limits import machine_limits
 from trillion_infer.benchmark.measure import MEASURES, peak_rss_mb, warm_up
@@ -42,9 +44,12 @@ class Plan:
 def run_plan(plan: Plan, tell: Callable[[str], None], progress: Progress | None = None) -> Iterator[Record]:
     """Records as they are measured: this engine, the machine's limits, the baseline, ratios.
 
+    Over several processes the one that leads measures, and the others take part without a record.
     `tell` gets a sentence when the baseline is left out. Every repeat has prompts of its own; the baseline's are those
     of the first. Raises what LLM raises, and ConfigError for a torch_python that cannot serve.
     """
+    if "startup" in plan.workloads and jax.distributed.is_initialized():
+        raise ConfigError("the workload startup starts processes of its own; leave it out over several processes.")
     try:
         python = find_python(plan.torch_python)
     except BaselineUnavailable as error:
@@ -59,6 +64,9 @@ def run_plan(plan: Plan, tell: Callable[[str], None], progress: Progress | None 
     if "serve" in plan.workloads:
         started |= serve(plan.options, [work.offline for work in draws], plan.sizes.offline_out)
     llm = LLM(**{**plan.options, "progress": progress})
+    if not llm.leads:
+        llm.follow()
+        return
     dtype, running = llm.blueprint.dtype, llm.blueprint.config.max_running * llm.blueprint.data
     for metric, value in chain(started.items(), _figures(llm, plan.workloads, draws)):
         found.append(record(ENGINE, metric, value, dtype, name))

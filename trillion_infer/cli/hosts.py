@@ -1,10 +1,15 @@
-"""Flags of scripts that may run as one program over several processes."""
+"""Flags of scripts that may run as one program over several processes, and what those do that do not lead."""
 
+import signal
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from absl import flags
 
 from trillion_infer.distributed.start import start_processes
+
+if TYPE_CHECKING:
+    from trillion_infer.llm import LLM
 
 
 def define_host_flags() -> Callable[[], None]:
@@ -13,3 +18,15 @@ def define_host_flags() -> Callable[[], None]:
     flags.DEFINE_integer("num_processes", None, "Processes of the one program, all started alike.", lower_bound=1)
     flags.DEFINE_integer("process_id", None, "This process, from 0, which leads.", lower_bound=0)
     return lambda: start_processes(flags.FLAGS.coordinator, flags.FLAGS.num_processes, flags.FLAGS.process_id)
+
+
+def follows(llm: "LLM") -> bool:
+    """False at once in the process that leads; any other takes part until that is done, and then True.
+
+    SIGTERM, which an orchestrator sends to all at once, is left to the leader: it may have requests to finish.
+    """
+    if llm.leads:
+        return False
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    llm.follow()
+    return True
