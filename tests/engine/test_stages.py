@@ -45,8 +45,9 @@ def test_stages_take_up_a_cached_prefix(make_llm, name):
 def test_stages_verify_drafts(make_llm):
     """Verification rows may be cut between micro-batches."""
     prompts = [([5, 9, 11, 13] * 8)[: 20 + n] for n in range(8)]
-    plain = make_llm("smollm2", **SMALL)
-    drafted = make_llm("smollm2", **SMALL, mesh="stage=2", speculate="ngram")
+    options = {**SMALL, "max_running": 8, "prefill_chunk": 64}
+    plain = make_llm("smollm2", **options)
+    drafted = make_llm("smollm2", **options, mesh="stage=2", speculate="ngram")
     assert tokens_of(drafted.generate(prompts, greedy(24))) == tokens_of(plain.generate(prompts, greedy(24)))
     assert drafted.stats()["speculate.ngram.drafts"] > 0
 
