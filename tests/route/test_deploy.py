@@ -39,11 +39,19 @@ def test_every_document_is_a_named_object(path):
 
 @pytest.mark.parametrize("container", containers(), ids=lambda container: container["name"])
 def test_every_flag_of_a_container_exists(container):
-    script = container["command"][1]
-    names = [argument.removeprefix("--").partition("=")[0] for argument in container["args"]]
-    known = subprocess.run([sys.executable, script, "--helpfull"], cwd=REPOSITORY, capture_output=True, text=True)
-    missing = [name for name in names if f"--{name}:" not in known.stdout and f"--[no]{name}:" not in known.stdout]
-    assert not missing
+    for script, arguments in programs(container["command"][1], container["args"]):
+        names = [argument.removeprefix("--").partition("=")[0] for argument in arguments]
+        known = subprocess.run([sys.executable, script, "--helpfull"], cwd=REPOSITORY, capture_output=True, text=True)
+        missing = [name for name in names if f"--{name}:" not in known.stdout and f"--[no]{name}:" not in known.stdout]
+        assert not missing
+
+
+def programs(script: str, arguments: list[str]) -> list[tuple[str, list[str]]]:
+    """A script and its flags, and the script that it is told to run after "--" with those."""
+    if "--" not in arguments:
+        return [(script, arguments)]
+    end = arguments.index("--")
+    return [(script, arguments[:end]), (arguments[end + 1], arguments[end + 2 :])]
 
 
 def test_the_router_s_workers_are_the_pool_s_pods():
@@ -75,7 +83,7 @@ def _launch(count: int, arguments: list[str]) -> list[tuple[int, str, str]]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     environment = {"JAX_PLATFORMS": "cpu", "PATH": "/usr/bin:/bin", "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo"}
-    group = [f"--coordinator=127.0.0.1:{port}", f"--processes={count}", "--timeout_s=60"]
+    group = [f"--coordinator=127.0.0.1:{port}", f"--num_processes={count}"]
     processes = [
         subprocess.Popen(
             [sys.executable, "deploy/tpu_pod.py", *group, f"--process_id={i}", *arguments],
