@@ -7,8 +7,8 @@ Run, on every host (gcloud compute tpus tpu-vm ssh NAME --worker=all --command="
 Expect: "process I of N: D devices, all answered" from every host; a host or device that is missing ends every
 process with one line and a non-zero status.
 
-The program finds jax.distributed started and must be one SPMD program, the same on every host; generate.py, serve.py and
-benchmark.py are (see docs/hosts.md).
+The program finds jax.distributed started and must be one SPMD program, the same on every host; generate.py, serve.py
+and benchmark.py are (see docs/hosts.md).
 """
 
 import runpy
