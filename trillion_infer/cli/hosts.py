@@ -13,10 +13,14 @@ if TYPE_CHECKING:
 
 
 def define_host_flags() -> Callable[[], None]:
-    """--coordinator, --num_processes, --process_id; returns a function that joins the processes they describe."""
-    flags.DEFINE_string("coordinator", None, "HOST:PORT that process 0 of several listens on.")
-    flags.DEFINE_integer("num_processes", None, "Processes of the one program, all started alike.", lower_bound=1)
-    flags.DEFINE_integer("process_id", None, "This process, from 0, which leads.", lower_bound=0)
+    """--coordinator, --num_processes, --process_id; returns a function that joins the processes they describe.
+
+    They may be defined once more, by a script that a launcher with the same flags runs.
+    """
+    again = {"allow_override": True}
+    flags.DEFINE_string("coordinator", None, "HOST:PORT that process 0 of several listens on.", **again)
+    flags.DEFINE_integer("num_processes", None, "Processes of the one program, all started alike.", 1, **again)
+    flags.DEFINE_integer("process_id", None, "This process, from 0, which leads.", 0, **again)
     return lambda: start_processes(flags.FLAGS.coordinator, flags.FLAGS.num_processes, flags.FLAGS.process_id)
 
 

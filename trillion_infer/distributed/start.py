@@ -9,13 +9,13 @@ START_S = 300
 
 
 def start_processes(coordinator: str | None, num_processes: int | None, process_id: int | None) -> None:
-    """Starts jax.distributed; without arguments nothing is done (one process, or a launcher has started it already).
+    """Starts jax.distributed; nothing is done without arguments, or where a launcher has started it already.
 
     coordinator: HOST:PORT that process 0 listens on. Must be called before JAX is used. On CPU the processes talk by
     gloo. Raises ConfigError for arguments that do not go together, GroupError where the others are not found.
     """
     given = [value is not None for value in (coordinator, num_processes, process_id)]
-    if not any(given):
+    if not any(given) or jax.distributed.is_initialized():
         return
     if coordinator is None or num_processes is None or process_id is None:
         raise ConfigError("coordinator, num_processes and process_id go together; give all of them or none.")
