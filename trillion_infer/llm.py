@@ -59,6 +59,8 @@ class LLM:
       speculate: drafters of speculative decoding, joined by commas: ngram | suffix | grammar.
       seed: of requests that name none.
       attention: backend of the attention ops: auto | reference | pallas | tpu | gpu | cpu.
+      interpret: run the Pallas kernels of `attention` (pallas: TPU's) on CPU in interpret mode, for tests.
+      debug_kernels: check page tables and lengths before every step and raise KernelInputError, at some cost.
       precompile: compile every program before the first request. compile_cache: folder for compiled programs, ""
         for none; None: the user's cache folder.
       prefix_caching: reuse KV of equal prefixes. chunked_prefill: False computes each prompt in one step.
@@ -87,6 +89,8 @@ class LLM:
         speculate: str | None = None,
         seed: int = 0,
         attention: str = "auto",
+        debug_kernels: bool = False,
+        interpret: bool = False,
         precompile: bool = True,
         compile_cache: str | None = None,
         prefix_caching: bool = True,

@@ -5,8 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.common.quantised_pool import quantise
 from pallas_kernels.common.slot_shard import SlotShard, whole_pages
 from pallas_kernels.cpu_native.load import require
+from pallas_kernels.latent_paged_attention.reference import new_rows
 from pallas_kernels.ragged_paged_attention.values import encode
 
 _POOL = ("float32", "bfloat16", "float16", "int8", "float8_e4m3fn", "float8_e5m2")
@@ -31,6 +33,7 @@ def ragged_paged_attention(
     k_scale: float | None = None,
     v_scale: float | None = None,
     slots: SlotShard | None = None,
+    kv_scales: Float[Array, "L P rows p"] | None = None,
     isa: str = "auto",
 ) -> tuple[Array, ...]:
     """As `pallas_kernels.ragged_paged_attention`, whose contract it is; arithmetic is float32.
@@ -43,8 +46,14 @@ def ragged_paged_attention(
     """
     refuse_dtypes(q, kv_pool)
     require(isa)
-    k, v = (encode(new, by, kv_pool.dtype) for new, by in ((k, k_scale), (v, v_scale)))
-    call = jax.ffi.ffi_call("ti_ragged_attention", _results(q, kv_pool, slots), input_output_aliases={3: 1})
+    if kv_scales is None:
+        (k, v), added = (encode(new, by, kv_pool.dtype) for new, by in ((k, k_scale), (v, v_scale))), None
+    else:
+        (k, by_k), (v, by_v) = (quantise(new, kv_pool.dtype) for new in (k, v))
+        added = jnp.stack([by_k, by_v], axis=2).reshape(q.shape[0], -1)
+    scales = _scales(added, kv_scales)
+    results = _results(q, kv_pool, slots, scales[1])
+    call = jax.ffi.ffi_call("ti_ragged_attention", results, input_output_aliases={3: 1, 12: 3})
     shard = slots or whole_pages()
     batch = _batch(layer, kv_lens, page_table, cu_q_lens, num_seqs, shard.index)
     sinks = jnp.zeros((0,), jnp.float32) if sinks is None else sinks.astype(jnp.float32)
@@ -56,8 +65,8 @@ def ragged_paged_attention(
         "chunk": np.int64(chunk or 0),
         "shards": np.int64(shard.count),
     }
-    out, pool, lse = call(q, k, v, kv_pool, *batch, sinks, **attributes, isa=isa)
-    return (out, pool) if slots is None else (out, lse, pool)
+    found = call(q, k, v, kv_pool, *batch, sinks, *scales, **attributes, isa=isa)
+    return _wanted(found, slots, kv_scales)
 
 
 def latent_paged_attention(
@@ -74,19 +83,22 @@ def latent_paged_attention(
     *,
     scale: float,
     slots: SlotShard | None = None,
+    kv_scales: Float[Array, "L P rows p"] | None = None,
     isa: str = "auto",
 ) -> tuple[Array, ...]:
     """As `pallas_kernels.latent_paged_attention`, whose contract it is; see `ragged_paged_attention` for the rest."""
     refuse_dtypes(q_latent, pool)
     require(isa)
-    rows = jnp.concatenate([latent, k_rope], axis=1).astype(pool.dtype)
-    rows = jnp.pad(rows, ((0, 0), (0, pool.shape[-1] - rows.shape[1])))
-    call = jax.ffi.ffi_call("ti_latent_attention", _results(q_latent, pool, slots), input_output_aliases={3: 1})
+    rows, added = new_rows(latent, k_rope, pool, quantised=kv_scales is not None)
+    scales = _scales(added, kv_scales)
+    results = _results(q_latent, pool, slots, scales[1])
+    call = jax.ffi.ffi_call("ti_latent_attention", results, input_output_aliases={3: 1, 11: 3})
     shard = slots or whole_pages()
     batch = _batch(layer, kv_lens, page_table, cu_q_lens, num_seqs, shard.index)
     attributes = {"scale": np.float32(scale), "shards": np.int64(shard.count)}
-    out, pool, lse = call(q_latent, q_rope.astype(q_latent.dtype), rows, pool, *batch, **attributes, isa=isa)
-    return (out, pool) if slots is None else (out, lse, pool)
+    q_rope = q_rope.astype(q_latent.dtype)
+    found = call(q_latent, q_rope, rows, pool, *batch, *scales, **attributes, isa=isa)
+    return _wanted(found, slots, kv_scales)
 
 
 def refuse_dtypes(q: Array, pool: Array) -> None:
@@ -98,10 +110,24 @@ def refuse_dtypes(q: Array, pool: Array) -> None:
         )
 
 
-def _results(q: Array, pool: Array, slots: SlotShard | None) -> tuple[jax.ShapeDtypeStruct, ...]:
-    """Output, pool, and log-sum-exp, which is empty unless the pool is a shard."""
+def _scales(added: Array | None, kv_scales: Array | None) -> tuple[Array, Array]:
+    """The scales of the new tokens and of the pool; empty where it has none."""
+    if added is None or kv_scales is None:
+        return jnp.zeros((0, 0)), jnp.zeros((0, 0, 0, 0))
+    return added, kv_scales
+
+
+def _wanted(found, slots: SlotShard | None, kv_scales: Array | None) -> tuple[Array, ...]:
+    """What the contract returns of the call's results."""
+    out, pool, lse, scales = found
+    sums = () if slots is None else (lse,)
+    return out, *sums, pool, *(() if kv_scales is None else (scales,))
+
+
+def _results(q: Array, pool: Array, slots: SlotShard | None, scales: Array) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """Output, pool, log-sum-exp, which is empty unless the pool is a shard, and the pool's scales."""
     dtype, rows = (q.dtype, (0,)) if slots is None else (jnp.float32, q.shape[:2])
-    shapes = ((q.shape, dtype), (pool.shape, pool.dtype), (rows, jnp.float32))
+    shapes = ((q.shape, dtype), (pool.shape, pool.dtype), (rows, jnp.float32), (scales.shape, jnp.float32))
     return tuple(jax.ShapeDtypeStruct(*shape) for shape in shapes)
 
 

@@ -33,16 +33,16 @@ def compile_layers(
     Args:
       device: from `sharding.topologies`. backend: `tpu` or `gpu`.
     """
-    row = spec.pool(backend, 1).shape[-1] * 2
+    row = spec.pool(backend, 1).shape[-1] * jnp.dtype(spec.pool_dtype).itemsize
     pages = POOL_BYTES // (spec.layers * spec.page_size // spec.shards * row)
     q_latent, q_rope, latent, k_rope, pool, index, *lengths = spec.abstract(
         backend, batch.sequences, batch.tokens, pages
     )
 
-    def layers(pool, q_latent, q_rope, latent, k_rope, shard, *lengths):
+    def layers(pool, scales, q_latent, q_rope, latent, k_rope, shard, *lengths):
         def body(carry, layer):
-            x, pool = carry
-            out, *lse, pool = latent_paged_attention(
+            x, pool, scales = carry
+            out, *found = latent_paged_attention(
                 x,
                 q_rope,
                 latent,
@@ -53,16 +53,19 @@ def compile_layers(
                 scale=spec.scale,
                 max_q_len=batch.max_q_len,
                 slots=SlotShard(shard, spec.shards) if spec.shards > 1 else None,
+                kv_scales=scales,
                 backend=backend,
             )
-            for sums in lse:
-                out = (out * sums[..., None]).astype(x.dtype)
-            return (out, pool), None
+            if spec.shards > 1:
+                out = (out * found.pop(0)[..., None]).astype(x.dtype)
+            return (out, *found, *[None] * (2 - len(found))), None
 
-        return jax.lax.scan(body, (q_latent, pool), jnp.arange(spec.layers, dtype=jnp.int32))[0]
+        return jax.lax.scan(body, (q_latent, pool, scales), jnp.arange(spec.layers, dtype=jnp.int32))[0]
 
     mapped = jax.shard_map(layers, mesh=Mesh([device], ("x",)), in_specs=PartitionSpec(), out_specs=PartitionSpec())
-    lowered = jax.jit(mapped, donate_argnums=0).lower(pool, q_latent, q_rope, latent, k_rope, index, *lengths)
+    lowered = jax.jit(mapped, donate_argnums=(0, 1)).lower(
+        pool, spec.scales(pages), q_latent, q_rope, latent, k_rope, index, *lengths
+    )
     return lowered.compile(), pool
 
 

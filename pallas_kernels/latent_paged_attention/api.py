@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.common.backends import choose_backend
+from pallas_kernels.common.quantised_pool import LIMITS, check_scales
 from pallas_kernels.common.slot_shard import SlotShard, whole_pages
 from pallas_kernels.latent_paged_attention import cpu, gpu, reference, tpu
 from pallas_kernels.latent_paged_attention.checks import check_shapes
@@ -26,6 +27,7 @@ def latent_paged_attention(
     scale: float,
     max_q_len: int | None = None,
     slots: SlotShard | None = None,
+    kv_scales: Float[Array, "L P 2 p"] | None = None,
     backend: str = "auto",
     interpret: bool = False,
 ) -> tuple[Array, ...]:
@@ -51,6 +53,9 @@ def latent_paged_attention(
       max_q_len: promise that no sequence has more query tokens; 1 compiles a program for decode alone.
       slots: the part of every page that this pool holds; page_table, kv_lens and the new tokens are those of the
         whole, and only the shard's own slots are written. See `common.slot_shard`.
+      kv_scales: of an int8 or float8_e4m3fn pool, two a slot: of its latent and of its rotary part. New tokens are
+        quantised by `common.quantised_pool.quantise` and their scales written, in place where the caller donates
+        them; slots that hold no position in view do not matter.
       backend: `auto`, `reference`, `tpu`, `gpu` or `cpu` (native kernels).
       interpret: run a Pallas kernel on CPU, for tests.
 
@@ -58,13 +63,17 @@ def latent_paged_attention(
       The output, in the dtype of q_latent, and the pool with the new tokens written. Slots that hold no position in
       view are never read into the result; they may hold NaN. With `slots`: the output over the shard's own positions
       in float32, the logarithm `[T, H]` of its sum of exponentials (-inf for padding and for rows that see none of
-      them), and the pool; `merge_over` joins the shards.
+      them), and the pool; `merge_over` joins the shards. With `kv_scales`, these come last.
 
     Raises:
       ValueError: shapes or dtypes do not fit.
       UnsupportedError: no implementation can run them; every reason is listed.
     """
     check_shapes(q_latent, q_rope, latent, k_rope, pool, kv_lens, page_table, cu_q_lens, num_seqs)
+    if kv_scales is not None:
+        check_scales("latent_paged_attention", pool, kv_scales, 2)
+    elif pool.dtype.name in LIMITS:
+        raise ValueError(f"latent_paged_attention: a pool of {pool.dtype.name} needs its kv_scales; got None.")
     refusals = {
         "reference": lambda: None,
         "tpu": lambda: tpu.refusal(q_latent, pool),
@@ -76,12 +85,14 @@ def latent_paged_attention(
     batch = (kv_lens, page_table, cu_q_lens, num_seqs)
     if chosen == "cpu":
         new = (q_latent, q_rope, latent, k_rope)
-        return cpu.latent_paged_attention(*new, pool, layer, *batch, scale=scale, slots=slots)
+        return cpu.latent_paged_attention(*new, pool, layer, *batch, scale=scale, slots=slots, kv_scales=kv_scales)
     attend = {
         "reference": reference.attend,
         "tpu": functools.partial(tpu.attend, interpret=interpret),
         "gpu": functools.partial(gpu.attend, interpret=interpret),
     }[chosen]
-    pool = reference.write_latents(latent, k_rope, pool, layer, *batch, slots or whole_pages())
-    out, lse = attend(q_latent, q_rope, pool, layer, *batch, scale=scale, max_q_len=max_q_len, slots=slots)
-    return (out, pool) if lse is None else (out, lse, pool)
+    shard = slots or whole_pages()
+    pool, kv_scales = reference.write_latents(latent, k_rope, pool, layer, *batch, shard, kv_scales)
+    options = {"scale": scale, "max_q_len": max_q_len, "slots": slots, "kv_scales": kv_scales}
+    found = attend(q_latent, q_rope, pool, layer, *batch, **options)
+    return tuple(x for x in (*found, pool, kv_scales) if x is not None)

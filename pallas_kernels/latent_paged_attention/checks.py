@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from jaxtyping import Array
 
-POOL_DTYPES = ("float32", "bfloat16", "float16")
+POOL_DTYPES = ("float32", "bfloat16", "float16", "int8", "float8_e4m3fn")
 
 
 def check_shapes(

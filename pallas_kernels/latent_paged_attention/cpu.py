@@ -1,8 +1,9 @@
 """Latent paged attention by the native CPU kernels, which are imported (and built) only when asked for."""
 
+from typing import Any
+
 from jaxtyping import Array
 
-from pallas_kernels.common.slot_shard import SlotShard
 from pallas_kernels.quantised_matmul.native import refusal_of_platform
 
 
@@ -19,8 +20,8 @@ def refusal(q_latent: Array, pool: Array) -> str | None:
     return None
 
 
-def latent_paged_attention(*args: Array, scale: float, slots: SlotShard | None) -> tuple[Array, ...]:
+def latent_paged_attention(*args: Array, **options: Any) -> tuple[Array, ...]:
     """As the contract of the op says."""
     from pallas_kernels.cpu_native.attention import latent_paged_attention as native_attention
 
-    return native_attention(*args, scale=scale, slots=slots)
+    return native_attention(*args, **options)

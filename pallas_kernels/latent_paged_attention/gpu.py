@@ -14,13 +14,13 @@ from jax.experimental.pallas import triton as plgpu
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
+from pallas_kernels.common.backends import UnsupportedError
 from pallas_kernels.common.slot_shard import SlotShard, log_sum, whole_pages
 from pallas_kernels.common.varying import result_like, vary_together
+from pallas_kernels.latent_paged_attention.blocks import GpuBlocks, Shape, gpu_blocks
 from pallas_kernels.latent_paged_attention.items import Items, decode_items, prefill_items
 
 LOWEST = -1e30
-BLOCK_ROWS = 64
-STEP_KEYS = 32
 PROGRAMS = 264
 """Programs that fill an H100: two for each of its 132 multiprocessors."""
 
@@ -39,6 +39,9 @@ class Plan:
     rank: int
     rope: int
     scale: float
+    keys: int  # of a step
+    warps: int
+    stages: int
 
 
 def refusal(q_latent: Array, q_rope: Array, pool: Array) -> str | None:
@@ -64,12 +67,18 @@ def attend(
     scale: float,
     max_q_len: int | None,
     slots: SlotShard | None = None,
+    kv_scales: Float[Array, "L P 2 p"] | None = None,
     interpret: bool = False,
+    blocks: GpuBlocks | None = None,
 ) -> tuple[Float[Array, "T H Rl"], Float[Array, "T H"] | None]:
     """Output and, where the pool is a shard, log-sum-exp of the op, for a pool that already holds the new tokens."""
     shard = slots or whole_pages()
     tokens, heads, rank = q_latent.shape
-    head_block = min(BLOCK_ROWS, pl.next_power_of_2(heads))
+    shape = Shape(heads, rank, rank + q_rope.shape[2], pool.shape[2], pool.dtype.name)
+    blocks = blocks or gpu_blocks(shape)
+    if reason := blocks.refusal(shape):
+        raise UnsupportedError(f"latent_paged_attention: {reason}")
+    head_block = blocks.head_block(shape)
     plan = Plan(
         queries=max(1, 16 // head_block),
         heads=head_block,
@@ -81,18 +90,22 @@ def attend(
         rank=rank,
         rope=q_rope.shape[2],
         scale=scale,
+        keys=blocks.keys,
+        warps=blocks.warps,
+        stages=blocks.stages,
     )
     dtype = q_latent.dtype if slots is None else jnp.float32
-    run = functools.partial(_attend_items, pool, layer, shard.index, page_table, dtype=dtype, interpret=interpret)
+    pools = (pool,) if kv_scales is None else (pool, kv_scales)
+    run = functools.partial(_attend_items, pools, layer, shard.index, page_table, dtype=dtype, interpret=interpret)
     items = decode_items(kv_lens, num_seqs, tokens)
     sequences = items.sequence.shape[0]
-    blocks = sequences * pl.cdiv(heads, head_block)
-    splits = min(32, pl.next_power_of_2(max(1, PROGRAMS // blocks)))
+    programs = sequences * pl.cdiv(heads, head_block)
+    splits = min(32, pl.next_power_of_2(max(1, PROGRAMS // programs)))
     found = run(q_latent[:sequences], q_rope[:sequences], items, _with(plan, splits=splits))
     found = [jnp.pad(x, ((0, tokens - sequences), *[(0, 0)] * (x.ndim - 1))) for x in found]
 
     def with_prefill(found):
-        queries = max(plan.queries, BLOCK_ROWS // head_block)
+        queries = max(plan.queries, blocks.rows // head_block)
         items, _ = prefill_items(kv_lens, cu_q_lens, num_seqs, tokens, queries)
         out, lse = run(q_latent, q_rope, items, _with(plan, queries=queries))
         decoded = jnp.arange(tokens) < num_seqs[0]
@@ -110,7 +123,7 @@ def _with(plan: Plan, **changes) -> Plan:
 
 
 def _attend_items(
-    pool: Array,
+    pools: tuple[Array, ...],
     layer: Int[Array, ""],
     shard: Int[Array, ""],
     page_table: Int[Array, "S B"],
@@ -132,14 +145,15 @@ def _attend_items(
         page_table,
         q_latent.reshape(rows, rank),
         q_rope.reshape(rows, -1),
-        pool.reshape(-1, pool.shape[3]),
+        pools[0].reshape(-1, pools[0].shape[3]),
+        *(scales.reshape(-1) for scales in pools[1:]),
     )
     shapes = [(plan.splits * rows, rank), (plan.splits * rows,), (plan.splits * rows,)]
     acc, peak, total = pl.pallas_call(
         functools.partial(_kernel, plan=plan),
         out_shape=[result_like(shape, jnp.float32, *operands) for shape in shapes],
         grid=(items.sequence.shape[0], pl.cdiv(heads, plan.heads), plan.splits),
-        compiler_params=plgpu.CompilerParams(num_warps=8, num_stages=2),
+        compiler_params=plgpu.CompilerParams(num_warps=plan.warps, num_stages=plan.stages),
         interpret=interpret,
         name=f"latent_paged_attention_{plan.queries}",
     )(*operands)
@@ -152,8 +166,19 @@ def _attend_items(
 
 
 def _kernel(
-    meta, sequences, tokens, firsts, lasts, table, q_latent, q_rope, pool, acc_out, peak_out, total_out, *, plan
+    meta,  # [3]: layer, number of items, shard
+    sequences,
+    tokens,
+    firsts,
+    lasts,
+    table,
+    q_latent,
+    q_rope,
+    pool,
+    *refs,  # the scales [L * P * 2 * p] of a quantised pool; then numerators, peaks and sums of the splits
+    plan,
 ):
+    *scales, acc_out, peak_out, total_out = refs
     item, head_block, split = pl.program_id(0), pl.program_id(1), pl.program_id(2)
 
     @pl.when(item < meta[1])
@@ -168,18 +193,22 @@ def _kernel(
         queries = [_load(q, q_row, lane, real) for q, lane in zip((q_latent, q_rope), lanes, strict=True)]
         slots = SlotShard(meta[2], plan.shards)
         end = slots.below(last + 1, plan.page_size)
-        steps = (end + STEP_KEYS - 1) // STEP_KEYS
+        steps = (end + plan.keys - 1) // plan.keys
         share = (steps + plan.splits - 1) // plan.splits
 
         def step(i, state):
-            key = i * STEP_KEYS + jnp.arange(STEP_KEYS, dtype=jnp.int32)
+            key = i * plan.keys + jnp.arange(plan.keys, dtype=jnp.int32)
             held = key < end
             page = plgpu.load(table.at[sequences[item], key // plan.page_size], mask=held, other=0)
-            slot = (meta[0] * plan.pages + page) * plan.page_size + key % plan.page_size
+            page = meta[0] * plan.pages + page
+            slot = page * plan.page_size + key % plan.page_size
+            place = 2 * page * plan.page_size + key % plan.page_size
+            places = (place, place + plan.page_size)
+            factors = [plgpu.load(ref.at[at], mask=held, other=0.0) for ref in scales for at in places]
             latent = _load(pool, slot, lanes[0], held)
             rope = _load(pool, slot, plan.rank + lanes[1], held)
             seen = (slots.position(key, plan.page_size)[None, :] <= position[:, None]) & held[None, :]
-            return _accumulate(queries, latent, rope, seen, state, plan.scale)
+            return _accumulate(queries, latent, rope, factors, seen, state, plan.scale)
 
         start = (jnp.full(row.shape, LOWEST), jnp.zeros(row.shape), jnp.zeros((row.shape[0], plan.rank)))
         stop = jnp.minimum(steps, (split + 1) * share)
@@ -190,16 +219,26 @@ def _kernel(
         plgpu.store(acc_out.at[_grid(place, lanes[0])], acc, mask=_both(real, lanes[0] >= 0))
 
 
-def _accumulate(queries, latent, rope, seen, state, scale):
-    """Folds one step of keys into the running maximum, sum and weighted values."""
+def _accumulate(queries, latent, rope, factors, seen, state, scale):
+    """Folds one step of keys into the running maximum, sum and weighted values.
+
+    `factors`: the scales of latent and rope, empty for a pool without.
+    """
     peak, total, acc = state
-    scores = (_dot(queries[0], latent, 1) + _dot(queries[1], rope, 1)) * scale
+    if factors:
+        latent, rope = (x.astype(jnp.float32).astype(queries[0].dtype) for x in (latent, rope))
+        by_latent, by_rope = factors
+        scores = _dot(queries[0], latent, 1) * by_latent[None, :] + _dot(queries[1], rope, 1) * by_rope[None, :]
+    else:
+        scores = _dot(queries[0], latent, 1) + _dot(queries[1], rope, 1)
+    scores = scores * scale
     scores = jnp.where(seen, scores, LOWEST)
     top = jnp.maximum(peak, jnp.max(scores, axis=1))
     weights = jnp.where(seen, jnp.exp(scores - top[:, None]), 0.0)
     fade = jnp.exp(peak - top)
-    acc = acc * fade[:, None] + _dot(weights.astype(latent.dtype), latent, 0)
-    return top, total * fade + jnp.sum(weights, axis=1), acc
+    sums = total * fade + jnp.sum(weights, axis=1)
+    weights = weights * factors[0][None, :] if factors else weights
+    return top, sums, acc * fade[:, None] + _dot(weights.astype(latent.dtype), latent, 0)
 
 
 def _dot(a: Array, b: Array, axis: int) -> Array:
@@ -215,7 +254,7 @@ def _dot(a: Array, b: Array, axis: int) -> Array:
 
 
 def _load(ref, row: Int[Array, " a"], lane: Int[Array, " b"], mask: Bool[Array, " a"]) -> Array:
-    return plgpu.load(ref.at[_grid(row, lane)], mask=_both(mask, lane >= 0), other=0.0)
+    return plgpu.load(ref.at[_grid(row, lane)], mask=_both(mask, lane >= 0), other=jnp.zeros((), ref.dtype))
 
 
 def _grid(column: Array, row: Array) -> tuple[Array, Array]:

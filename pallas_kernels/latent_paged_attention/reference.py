@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.common.quantised_pool import quantise, write_scales
 from pallas_kernels.common.slot_shard import SlotShard, log_sum, whole_pages
 from pallas_kernels.common.token_places import token_places
 from pallas_kernels.common.varying import vary_like
@@ -28,14 +29,33 @@ def write_latents(
     cu_q_lens: Int[Array, "S+1"],
     num_seqs: Int[Array, "2"],
     slots: SlotShard,
-) -> Float[Array, "L P p R"]:
-    """The pool with each new token at its page and slot, unused lanes zeroed; what is not the shard's goes nowhere."""
-    tokens, (_, pages, page_size, width) = latent.shape[0], pool.shape
-    rows = jnp.concatenate([latent, k_rope], axis=1).astype(pool.dtype)
-    rows = jnp.pad(rows, ((0, 0), (0, width - rows.shape[1])))
+    kv_scales: Float[Array, "L P 2 p"] | None = None,
+) -> tuple[Array, Float[Array, "L P 2 p"] | None]:
+    """The pool, and its scales, with each new token at its page and slot, unused lanes zeroed.
+
+    What is padding or another shard's goes nowhere.
+    """
+    tokens, (_, pages, page_size, _) = latent.shape[0], pool.shape
     page, slot = token_places(tokens, page_size, kv_lens, page_table, cu_q_lens, num_seqs, slots)
+    rows, new_scales = new_rows(latent, k_rope, pool, quantised=kv_scales is not None)
+    if kv_scales is not None:
+        kv_scales = write_scales(kv_scales, new_scales, layer, page, slot)
     page = jnp.where(page < 0, pages, page)
-    return pool.at[jnp.broadcast_to(layer, page.shape), page, slot].set(rows, mode="drop")
+    return pool.at[jnp.broadcast_to(layer, page.shape), page, slot].set(rows, mode="drop"), kv_scales
+
+
+def new_rows(
+    latent: Float[Array, "T Rl"], k_rope: Float[Array, "T Rr"], pool: Array, *, quantised: bool
+) -> tuple[Float[Array, "T R"], Float[Array, "T 2"]]:
+    """The rows that the pool keeps for new tokens, and where quantised the scales of latent and rotary part."""
+    if quantised:
+        latent, by_latent = quantise(latent, pool.dtype)
+        k_rope, by_rope = quantise(k_rope, pool.dtype)
+        scales = jnp.stack([by_latent, by_rope], axis=1)
+    else:
+        scales = jnp.ones((latent.shape[0], 2))
+    rows = jnp.concatenate([latent.astype(pool.dtype), k_rope.astype(pool.dtype)], axis=1)
+    return jnp.pad(rows, ((0, 0), (0, pool.shape[3] - rows.shape[1]))), scales
 
 
 def attend(
@@ -51,6 +71,7 @@ def attend(
     scale: float,
     max_q_len: int | None,
     slots: SlotShard | None,
+    kv_scales: Float[Array, "L P 2 p"] | None = None,
 ) -> tuple[Float[Array, "T H Rl"], Float[Array, "T H"] | None]:
     """Output and, where the pool is a shard, log-sum-exp of the op, for a pool that already holds the new tokens."""
     tokens, rank = q_latent.shape[0], q_latent.shape[2]
@@ -61,7 +82,7 @@ def attend(
     out = vary_like(out, q, pool, layer, kv_lens, page_table, cu_q_lens, shard)
 
     def attend_rows(queries, position, table):
-        return _attend_rows(queries, position, pool, layer, table, scale=scale, rank=rank, slots=shard)
+        return _attend_rows(queries, position, pool, kv_scales, layer, table, scale=scale, rank=rank, slots=shard)
 
     out = _decode(attend_rows, q, out, kv_lens, page_table, num_seqs)
     if max_q_len != 1:
@@ -115,6 +136,7 @@ def _attend_rows(
     q: Float[Array, "N Q H R"],
     position: Int[Array, "N Q"],
     pool: Float[Array, "L P p R"],
+    kv_scales: Float[Array, "L P 2 p"] | None,
     layer: Int[Array, ""],
     page_table: Int[Array, "N B"],
     *,
@@ -138,6 +160,9 @@ def _attend_rows(
         held = block * page <= last[:, None]
         ids = jnp.where(held, page_table[:, jnp.minimum(block, blocks - 1)], 0)
         keys = pool[layer, ids, :, :width].reshape(n, pages * page_size, width).astype(jnp.float32)
+        if kv_scales is not None:
+            by_latent, by_rope = jnp.moveaxis(kv_scales[layer, ids], 2, 0).reshape(2, n, -1, 1)
+            keys = jnp.concatenate([keys[..., :rank] * by_latent, keys[..., rank:] * by_rope], axis=-1)
         slot = slots.index * page_size + jnp.arange(page_size)
         key = (block[:, None] * page + slot[None]).reshape(-1)
         keys = jnp.where((key <= last[:, None])[..., None], keys, 0)
@@ -151,7 +176,7 @@ def _attend_rows(
 
     shape = (n, queries, heads)
     carry = (jnp.full(shape, LOWEST), jnp.zeros(shape), jnp.zeros((*shape, rank)))
-    carry = tuple(vary_like(part, q, position, pool, layer, page_table, slots) for part in carry)
+    carry = tuple(vary_like(part, q, position, pool, kv_scales, layer, page_table, slots) for part in carry)
     steps = jnp.max(last) // (pages * page) + 1
     peak, total, acc = lax.fori_loop(0, steps, body, carry)
     out = acc / jnp.where(total > 0, total, 1)[..., None]

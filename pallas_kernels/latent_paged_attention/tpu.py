@@ -12,20 +12,21 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.common.backends import UnsupportedError
+from pallas_kernels.common.quantised_pool import LIMITS
 from pallas_kernels.common.slot_shard import SlotShard, log_sum, whole_pages
 from pallas_kernels.common.varying import result_like, vary_together
+from pallas_kernels.latent_paged_attention.blocks import LANES, VECTOR_LIMIT, Shape, TpuBlocks, tpu_blocks
 from pallas_kernels.latent_paged_attention.items import Items, decode_items, prefill_items
+from pallas_kernels.ragged_paged_attention.words import decode_byte
 
-LOWEST, LANES = -1e30, 128
-CHUNK_TOKENS = 512
-BLOCK_ROWS = 512
-VMEM_LIMIT = 48 << 20
+LOWEST = -1e30
 
 
 def refusal(q_latent: Array, pool: Array) -> str | None:
     """Why the kernel cannot run these arguments, None where it can."""
-    if pool.dtype not in (jnp.float32, jnp.bfloat16):
-        return f"pools must be float32 or bfloat16, got {pool.dtype.name}."
+    if pool.dtype.name not in ("float32", "bfloat16", *LIMITS):
+        return f"pools must be float32, bfloat16, {' or '.join(LIMITS)}, got {pool.dtype.name}."
     if pool.shape[3] % 128 or q_latent.shape[2] % 128:
         return (
             f"the pool's last axis ({pool.shape[3]}) and the latent rank ({q_latent.shape[2]}) must be multiples of"
@@ -50,25 +51,42 @@ def attend(
     scale: float,
     max_q_len: int | None,
     slots: SlotShard | None = None,
+    kv_scales: Float[Array, "L P 2 p"] | None = None,
     interpret=False,
+    blocks: TpuBlocks | None = None,
 ) -> tuple[Float[Array, "T H Rl"], Float[Array, "T H"] | None]:
     """Output and, where the pool is a shard, log-sum-exp of the op, for a pool that already holds the new tokens."""
     tokens, heads, rank = q_latent.shape
-    q = jnp.concatenate([q_latent, q_rope], axis=2).astype(pool.dtype)
+    dtype = pool.dtype if kv_scales is None else q_latent.dtype
+    q = jnp.concatenate([q_latent, q_rope], axis=2).astype(dtype)
     q = jnp.pad(q, ((0, 0), (0, 0), (0, pool.shape[3] - q.shape[2])))
+    shape = Shape(heads, rank, pool.shape[3], pool.shape[2], pool.dtype.name)
+    blocks = blocks or tpu_blocks(shape, page_table.shape[1])
+    if reason := blocks.refusal(shape):
+        raise UnsupportedError(f"latent_paged_attention: {reason}")
+    pools = [pool] if kv_scales is None else [pool, kv_scales]
     run = functools.partial(
-        _attend_items, pool, layer, page_table, slots, heads=heads, rank=rank, scale=scale, interpret=interpret
+        _attend_items,
+        pools,
+        layer,
+        page_table,
+        slots,
+        heads=heads,
+        rank=rank,
+        scale=scale,
+        pages=blocks.pages,
+        interpret=interpret,
     )
     decode = decode_items(kv_lens, num_seqs, tokens)
     found = [jnp.pad(x, ((0, tokens - x.shape[0]), (0, 0), (0, 0))) for x in run(q[: decode.sequence.shape[0]], decode)]
 
     def with_prefill(found):
-        size = max(1, BLOCK_ROWS // heads)
+        size = blocks.queries(shape)
         items, row = prefill_items(kv_lens, cu_q_lens, num_seqs, tokens, size)
         token = items.first_token[:, None] + jnp.arange(size)
-        blocks = q[jnp.minimum(token, tokens - 1)].reshape(-1, size * heads, q.shape[2])
+        grouped = q[jnp.minimum(token, tokens - 1)].reshape(-1, size * heads, q.shape[2])
         decoded = (jnp.arange(tokens) < num_seqs[0])[:, None, None]
-        rows = [x.reshape(-1, heads, x.shape[-1])[row] for x in run(blocks, items)]
+        rows = [x.reshape(-1, heads, x.shape[-1])[row] for x in run(grouped, items)]
         return [jnp.where(decoded, old, new) for old, new in zip(found, rows, strict=True)]
 
     if max_q_len != 1:
@@ -81,7 +99,7 @@ def attend(
 
 
 def _attend_items(
-    pool: Array,
+    pools: list[Array],
     layer: Int[Array, ""],
     page_table: Int[Array, "S B"],
     slots: SlotShard | None,
@@ -91,12 +109,13 @@ def _attend_items(
     heads: int,
     rank: int,
     scale: float,
+    pages: int,
     interpret,
 ) -> list[Float[Array, "I rows _"]]:
     """Attention of blocks of queries, `heads` rows to a query; of a shard the log-sum-exp too, on every lane."""
+    pool, *scales = pools
     shard = slots or whole_pages()
     (count, rows, width), page_size = q.shape, pool.shape[2]
-    pages = max(1, min(page_table.shape[1], CHUNK_TOKENS // page_size))
     blocks = page_table.shape[1]
     table = page_table[:, None]
     scalars = (
@@ -109,7 +128,7 @@ def _attend_items(
     shapes = [((count, rows, rank), q.dtype)]
     if slots is not None:
         shapes = [((count, rows, rank), jnp.float32), ((count, rows, LANES), jnp.float32)]
-    operands = vary_together(*scalars, table, table, q, pool)
+    operands = vary_together(*scalars, table, table, q, *pools)
 
     def table_spec(ahead):
         def index(i, layer, count, sequence, *_):
@@ -117,8 +136,9 @@ def _attend_items(
 
         return pl.BlockSpec((None, 1, blocks), index, memory_space=pltpu.SMEM)
 
+    plan = {"heads": heads, "rank": rank, "scale": scale, "pages": pages, "shards": shard.count}
     return pl.pallas_call(
-        functools.partial(_kernel, heads=heads, rank=rank, scale=scale, pages=pages, shards=shard.count),
+        functools.partial(_kernel, **plan, scaled=bool(scales)),
         out_shape=[result_like(*shape, *operands) for shape in shapes],
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=len(scalars),
@@ -127,11 +147,12 @@ def _attend_items(
                 table_spec(0),
                 table_spec(1),
                 pl.BlockSpec((None, rows, width), lambda i, *_: (i, 0, 0)),
-                pl.BlockSpec(memory_space=pl.ANY),
+                *[pl.BlockSpec(memory_space=pl.ANY)] * len(pools),
             ],
             out_specs=[pl.BlockSpec((None, *shape[1:]), lambda i, *_: (i, 0, 0)) for shape, _ in shapes],
             scratch_shapes=[
                 pltpu.VMEM((2, pages * page_size, width), pool.dtype),
+                *[pltpu.VMEM((2, pages, *x.shape[2:]), x.dtype) for x in scales],
                 pltpu.SemaphoreType.DMA((2,)),
                 pltpu.SMEM((1,), jnp.int32),
                 pltpu.VMEM((rows, 1), jnp.float32),
@@ -139,7 +160,7 @@ def _attend_items(
                 pltpu.VMEM((rows, rank), jnp.float32),
             ],
         ),
-        compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",), vmem_limit_bytes=VMEM_LIMIT),
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",), vmem_limit_bytes=VECTOR_LIMIT),
         interpret=interpret,
         name=f"latent_paged_attention_{rows // heads}",
     )(*operands)
@@ -155,16 +176,18 @@ def _kernel(
     next_table_ref,
     q_ref,
     pool_ref,
-    out_ref,
     *rest,
     heads,
     rank,
     scale,
     pages,
     shards,
+    scaled,
 ):
     del sequence_ref
-    *lse_ref, buffer_ref, arrived, slot_ref, peak_ref, total_ref, acc_ref = rest
+    rest = list(rest)
+    scales_ref, scale_buffer = (rest.pop(0), rest.pop(-6)) if scaled else (None, None)
+    out_ref, *lse_ref, buffer_ref, arrived, slot_ref, peak_ref, total_ref, acc_ref = rest
     item, page_size, slots = pl.program_id(0), pool_ref.shape[2], SlotShard(meta_ref[1], shards)
     page = slots.page(page_size)
     chunk_tokens = pages * page_size
@@ -177,6 +200,9 @@ def _kernel(
             source = pool_ref.at[layer, table[0, chunk * pages + j]]
             target = buffer_ref.at[slot, pl.ds(pl.multiple_of(j * page_size, page_size), page_size)]
             act(pltpu.make_async_copy(source, target, arrived.at[slot]))
+            if scales_ref is not None and scale_buffer is not None:
+                source = scales_ref.at[layer, table[0, chunk * pages + j]]
+                act(pltpu.make_async_copy(source, scale_buffer.at[slot, j], arrived.at[slot]))
             return _
 
         jax.lax.fori_loop(0, jnp.minimum(pages, last // page + 1 - chunk * pages), one, None)
@@ -214,13 +240,16 @@ def _kernel(
             def _():
                 row = jax.lax.broadcasted_iota(jnp.int32, buffer_ref.shape[1:], 0)
                 key = slots.position(chunk * chunk_tokens + row, page_size)
-                buffer_ref[slot] = jnp.where(key <= last, buffer_ref[slot], 0)
+                if not scaled:
+                    buffer_ref[slot] = jnp.where(key <= last, buffer_ref[slot], 0)
 
             _accumulate(
                 q_ref[...],
-                buffer_ref[slot],
+                _numbers(buffer_ref[slot], q_ref.dtype),
+                None if scale_buffer is None else [_row(scale_buffer, slot, part) for part in range(2)],
                 (peak_ref, total_ref, acc_ref),
                 first_position=first,
+                last=last,
                 first_key=chunk * chunk_tokens,
                 position_of=lambda key: slots.position(key, page_size),
                 heads=heads,
@@ -237,22 +266,47 @@ def _kernel(
             ref[...] = jnp.broadcast_to(log_sum(peak_ref[...], total), ref.shape)
 
 
-def _accumulate(q, keys, state, *, first_position, first_key, position_of, heads, rank, scale):
+def _numbers(stored, dtype):
+    """Stored keys in the dtype of the products; 8-bit ones without their scales."""
+    if stored.dtype == jnp.int8:
+        return stored.astype(jnp.float32).astype(dtype)
+    if stored.dtype == jnp.float8_e4m3fn:
+        byte = pltpu.bitcast(stored, jnp.int8).astype(jnp.int32)
+        return decode_byte(byte & 0xFF, stored.dtype).astype(dtype)
+    return stored
+
+
+def _row(buffer_ref, slot, part):
+    """The scales of one part of a chunk's keys, [1, keys]."""
+    pages = range(buffer_ref.shape[1])
+    return jnp.concatenate([buffer_ref[slot, j, part : part + 1] for j in pages], axis=1)
+
+
+def _accumulate(q, keys, scales, state, *, first_position, last, first_key, position_of, heads, rank, scale):
     """Folds one chunk of keys into the running maximum, sum and weighted values."""
     peak_ref, total_ref, acc_ref = state
     precision = jax.lax.Precision.HIGHEST if keys.dtype == jnp.float32 else None
-    scores = jax.lax.dot_general(
-        q, keys, (((1,), (1,)), ((), ())), precision=precision, preferred_element_type=jnp.float32
-    )
+
+    def dot(a, b):
+        across = (((1,), (1,)), ((), ()))
+        return jax.lax.dot_general(a, b, across, precision=precision, preferred_element_type=jnp.float32)
+
+    if scales is None:
+        scores = dot(q, keys)
+    else:
+        scores = dot(q[:, :rank], keys[:, :rank]) * scales[0] + dot(q[:, rank:], keys[:, rank:]) * scales[1]
     shape = scores.shape
     position = first_position + jax.lax.broadcasted_iota(jnp.int32, shape, 0) // heads
-    seen = position_of(first_key + jax.lax.broadcasted_iota(jnp.int32, shape, 1)) <= position
+    key = position_of(first_key + jax.lax.broadcasted_iota(jnp.int32, shape, 1))
+    seen = key <= position
     scores = jnp.where(seen, scores * scale, LOWEST)
     top = jnp.maximum(peak_ref[...], jnp.max(scores, axis=1, keepdims=True))
     weights = jnp.where(seen, jnp.exp(scores - top), 0.0)
     fade = jnp.exp(peak_ref[...] - top)
     peak_ref[...] = top
     total_ref[...] = total_ref[...] * fade + jnp.sum(weights, axis=1, keepdims=True)
+    if scales is not None:
+        weights = weights * jnp.where(key[:1] <= last, scales[0], 0.0)
     values = jnp.dot(
         weights.astype(keys.dtype), keys[:, :rank], precision=precision, preferred_element_type=jnp.float32
     )

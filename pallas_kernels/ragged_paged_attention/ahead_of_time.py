@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
+from pallas_kernels.common.slot_shard import SlotShard
 from pallas_kernels.ragged_paged_attention.api import ragged_paged_attention
 from pallas_kernels.ragged_paged_attention.arg_specs import ArgSpec
 from sharding.topologies import kind_of
@@ -31,7 +32,7 @@ def pages_of(spec: ArgSpec, device: jax.Device) -> int:
     row = 2 * spec.kv_heads * lanes * jnp.dtype(spec.pool_dtype).itemsize
     kind = kind_of(device.device_kind)
     assert kind is not None, "devices come from sharding.topologies"
-    return kind.memory // 4 // (spec.layers * spec.page_size * row)
+    return kind.memory // 4 // (spec.layers * spec.page_size // spec.shards * row)
 
 
 def compile_layers(
@@ -44,14 +45,15 @@ def compile_layers(
     """
     mesh = Mesh([device], ("x",))
     sequences = batch.sequences if spec.max_len <= 2**20 else 4
-    args = spec.abstract(backend, sequences, max(batch.tokens, sequences), pages_of(spec, device))
+    pages = pages_of(spec, device)
+    args = spec.abstract(backend, sequences, max(batch.tokens, sequences), pages)
     sinks = jax.ShapeDtypeStruct((spec.heads,), jnp.float32)
-    q, k, v, pool, _, *lengths = args
+    q, k, v, pool, index, *lengths = args
 
-    def layers(pool, q, k, v, sinks, *lengths):
+    def layers(pool, scales, q, k, v, sinks, shard, *lengths):
         def body(carry, layer):
-            x, pool = carry
-            x, pool = ragged_paged_attention(
+            x, pool, scales = carry
+            out, *found = ragged_paged_attention(
                 x,
                 k,
                 v,
@@ -61,14 +63,22 @@ def compile_layers(
                 backend=backend,
                 sinks=sinks if spec.sinks else None,
                 max_q_len=batch.max_q_len,
+                kv_scales=scales,
+                slots=SlotShard(shard, spec.shards) if spec.shards > 1 else None,
                 **spec.keywords(),
             )
-            return (x, pool), None
+            if spec.shards > 1:
+                out = (out * found.pop(0)[..., None]).astype(x.dtype)
+            return (out, *found, *[None] * (2 - len(found))), None
 
-        return jax.lax.scan(body, (q, pool), jnp.arange(spec.layers, dtype=jnp.int32))[0]
+        return jax.lax.scan(body, (q, pool, scales), jnp.arange(spec.layers, dtype=jnp.int32))[0]
 
     mapped = jax.shard_map(layers, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec())
-    compiled = jax.jit(mapped, donate_argnums=0).lower(pool, q, k, v, sinks, *lengths).compile()
+    compiled = (
+        jax.jit(mapped, donate_argnums=(0, 1))
+        .lower(pool, spec.scales(pages), q, k, v, sinks, index, *lengths)
+        .compile()
+    )
     return compiled, pool
 
 

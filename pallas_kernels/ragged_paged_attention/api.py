@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.common.backends import choose_backend
+from pallas_kernels.common.quantised_pool import check_scales
 from pallas_kernels.common.slot_shard import SlotShard
 from pallas_kernels.ragged_paged_attention import cpu, gpu, reference, tpu
 from pallas_kernels.ragged_paged_attention.checks import check_options, check_shapes
@@ -31,6 +32,7 @@ def ragged_paged_attention(
     v_scale: float | None = None,
     max_q_len: int | None = None,
     slots: SlotShard | None = None,
+    kv_scales: Float[Array, "L P 2K p"] | None = None,
     backend: str = "auto",
     interpret: bool = False,
 ) -> tuple[Array, ...]:
@@ -55,7 +57,10 @@ def ragged_paged_attention(
       window: a position i sees (i - window, i]. chunk: it sees [i // chunk * chunk, i].
       soft_cap: c, scores become c * tanh(scores / c).
       sinks: a logit per query head that takes part in softmax and has no value.
-      k_scale, v_scale: of an 8-bit pool; stored = value / scale.
+      k_scale, v_scale: of an 8-bit pool, one for all; stored = value / scale.
+      kv_scales: of an int8 or float8_e4m3fn pool, one a slot and head (k0, v0, k1, v1, …; see `scale_shape`), in
+        place of k_scale and v_scale. New tokens are quantised by `common.quantised_pool.quantise` and their scales
+        written, in place where the caller donates them; slots that hold no key in view do not matter.
       max_q_len: promise that no sequence has more query tokens; 1 compiles a program for decode alone.
       slots: the part of every page that this pool holds; page_table, kv_lens and the new tokens are those of the
         whole, and only the shard's own slots are written. Sinks count on shard 0. See `common.slot_shard`.
@@ -66,13 +71,18 @@ def ragged_paged_attention(
       The output, in the dtype of q, and the pool with the new tokens written. Slots of the pool
       that hold none of the keys in view do not matter; they may hold NaN. With `slots`: the output over
       the shard's own positions in float32, the logarithm `[T, H]` of its sum of exponentials (-inf for
-      padding and for rows that see none of them), and the pool; `merge_over` joins the shards.
+      padding and for rows that see none of them), and the pool; `merge_over` joins the shards. With
+      `kv_scales`, these come last.
 
     Raises:
       ValueError: shapes, dtypes or options do not fit.
       UnsupportedError: no implementation can run them; every reason is listed.
     """
     check_shapes(q, k, v, kv_pool, kv_lens, page_table, cu_q_lens, num_seqs, sinks)
+    if kv_scales is not None:
+        check_scales("ragged_paged_attention", kv_pool, kv_scales, 2 * k.shape[1])
+        if k_scale is not None or v_scale is not None:
+            raise ValueError(f"kv_scales has every scale; k_scale={k_scale} and v_scale={v_scale} must be None.")
     check_options(scale, window, chunk, soft_cap, k_scale, v_scale, max_q_len)
     refusals = {
         "reference": lambda: None,
@@ -105,4 +115,5 @@ def ragged_paged_attention(
         v_scale=v_scale,
         max_q_len=max_q_len,
         slots=slots,
+        kv_scales=kv_scales,
     )

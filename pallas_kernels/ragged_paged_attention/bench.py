@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pallas_kernels.common.slot_shard import SlotShard
 from pallas_kernels.ragged_paged_attention import gpu, reference, tpu
 from pallas_kernels.ragged_paged_attention.arg_specs import SPECS, ArgSpec
 from pallas_kernels.ragged_paged_attention.blocks import GpuBlocks, Shape, TpuBlocks
@@ -55,19 +56,23 @@ def tiny_cases() -> Iterator[Case]:
 def measure(case: Case, backend: str, *, repeats: int, interpret: bool = False, blocks=None) -> Measurement:
     """Fastest of `repeats` calls on the default device; random values, pages in random order."""
     arguments = _arguments(case, backend)
-    pool = arguments.pop("kv_pool")
+    pools = {name: arguments.pop(name) for name in ("kv_pool", "kv_scales") if name in arguments}
     options = dict.fromkeys(("soft_cap", "k_scale", "v_scale")) | case.spec.keywords()
     extends = [extend for _, extend in case.lens]
     run = {"reference": reference, "tpu": tpu, "gpu": gpu}[backend].ragged_paged_attention
     if backend != "reference":
         run = partial(run, interpret=interpret, blocks=blocks)
     sinks = jnp.zeros(case.spec.heads) if case.spec.sinks else None
-    op = jax.jit(partial(run, sinks=sinks, max_q_len=max(extends), **options), donate_argnames="kv_pool")
+    slots = SlotShard(jnp.int32(0), case.spec.shards) if case.spec.shards > 1 else None
+    op = jax.jit(
+        partial(run, sinks=sinks, max_q_len=max(extends), slots=slots, **options), donate_argnames=tuple(pools)
+    )
     best = float("inf")
     for _ in range(repeats + 1):
         start = time.perf_counter()
-        _, pool = jax.block_until_ready(op(kv_pool=pool, **arguments))
+        found = jax.block_until_ready(op(**pools, **arguments))
         best = min(best, time.perf_counter() - start)
+        pools = dict(zip(pools, found[-len(pools) :], strict=True))
     cost = fewest(case.spec, case.lens)
     return Measurement(best, cost.bytes / best, cost.flops / best)
 
@@ -77,7 +82,7 @@ def tune(name: str, backend: str, device: str) -> dict:
     spec = replace(next(spec for spec in SPECS if spec.name == name), layers=1)
     case = Case(spec, (*[(8191, 1)] * 32, (7680, 512)))
     lanes = -(-spec.dim // 128) * 128 if backend == "tpu" else spec.dim
-    shape = Shape(spec.heads, spec.kv_heads, lanes, spec.page_size, spec.pool_dtype)
+    shape = Shape(spec.heads, spec.kv_heads, lanes, spec.page_size // spec.shards, spec.pool_dtype)
     if backend == "tpu":
         pages = sorted({max(1, keys // spec.page_size) for keys in (256, 512, 1024, 2048)})
         candidates = [TpuBlocks(*sizes) for sizes in product((16, 32, 64, 128, 256), pages)]
@@ -107,4 +112,5 @@ def _arguments(case: Case, backend: str) -> dict[str, jax.Array]:
         "num_seqs": [sum(extend == 1 for _, extend in case.lens), len(case.lens)],
     }
     arrays |= {name: jnp.asarray(value, jnp.int32) for name, value in ints.items()}
-    return arrays | {"kv_pool": jnp.zeros(shapes["kv_pool"].shape, shapes["kv_pool"].dtype)}
+    pools = {"kv_pool": shapes["kv_pool"], "kv_scales": spec.scales(sum(counts))}
+    return arrays | {name: jnp.zeros(like.shape, like.dtype) for name, like in pools.items() if like is not None}

@@ -47,8 +47,12 @@ class TpuBlocks:
         itemsize = jnp.dtype(shape.pool_dtype).itemsize
         chunks = 2 * keys * 2 * shape.kv_heads * itemsize * shape.dim
         queries = shape.kv_heads * (4 * rows * shape.dim + padded * (3 * LANES + shape.dim)) * 4
+        scales = 0
+        if itemsize == 1:
+            lanes = -(-shape.page_size // LANES) * LANES
+            scales = 2 * self.pages * -(-2 * shape.kv_heads // SUBLANES) * SUBLANES * lanes * 4
         work = 7 * padded * keys * 4 + 6 * keys * shape.dim * 4
-        return chunks + queries + work + 4 * 2**20
+        return chunks + queries + scales + work + 4 * 2**20
 
     def refusal(self, shape: Shape) -> str | None:
         """Why these blocks do not fit, or None."""
@@ -60,7 +64,7 @@ class TpuBlocks:
 
 @dataclass(frozen=True)
 class GpuBlocks:
-    """Keys of a step, rows (queries times heads of a group) of a program, warps and pipeline stages."""
+    """Keys of a step, rows (queries times heads of a group) of a prefill program, its warps, and pipeline stages."""
 
     keys: int
     rows: int
@@ -102,9 +106,14 @@ def tpu_blocks(shape: Shape, table_width: int, longest: int) -> TpuBlocks:
 
 
 def gpu_blocks(shape: Shape) -> GpuBlocks:
-    """Measured blocks, else 64 keys by 64 rows, half of that where rows are long or dots are float32."""
+    """Measured blocks, else 64 keys by 128 rows, 32 by 32 where rows are long or dots are float32.
+
+    Keys and values are read once a program of prefill, so its rows are what saves bandwidth; 8 warps hold 128 rows
+    of 128 float32 sums in 64 registers a thread.
+    """
     measured = shape.measured("gpu")
     if measured:
         return GpuBlocks(**measured)
-    size = 32 if shape.dim > 128 or shape.pool_dtype == "float32" else 64
-    return GpuBlocks(keys=size, rows=size, warps=4, stages=2)
+    if shape.dim > 128 or shape.pool_dtype == "float32":
+        return GpuBlocks(keys=32, rows=32, warps=4, stages=2)
+    return GpuBlocks(keys=64, rows=128, warps=8, stages=2)

@@ -1,7 +1,6 @@
-"""Refusal of arguments that do not fit: shapes and dtypes when tracing, values on request."""
+"""Refusal of arguments that do not fit, when tracing. Values are checked by `common.batch_values`."""
 
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array
 
 POOL_DTYPES = ("float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "int8")
@@ -70,57 +69,3 @@ def check_options(
     for name, value in (("k_scale", k_scale), ("v_scale", v_scale)):
         if value is not None and not value > 0:
             raise ValueError(f"{name} must be positive, or None for 1; got {value}.")
-
-
-def check_values(
-    kv_lens: np.ndarray,
-    page_table: np.ndarray,
-    cu_q_lens: np.ndarray,
-    num_seqs: np.ndarray,
-    *,
-    pages: int,
-    page_size: int,
-    tokens: int,
-    window: int | None = None,
-    chunk: int | None = None,
-) -> None:
-    """Raises ValueError where a batch (host arrays, as given to the op) would read or write a wrong page.
-
-    Args:
-      pages: P of the pool. page_size: positions a page. tokens: T, the bucket's query tokens.
-    """
-    decode, total = (int(n) for n in num_seqs)
-    sequences, blocks = page_table.shape
-    if not 0 <= decode <= total <= sequences:
-        raise ValueError(f"num_seqs is [{decode}, {total}]; 0 <= decode <= all <= {sequences} must hold.")
-    lens = np.diff(np.asarray(cu_q_lens, np.int64)[: total + 1])
-    if cu_q_lens[0] != 0 or (lens < 0).any() or cu_q_lens[total] > tokens:
-        given = list(map(int, cu_q_lens[: total + 1]))
-        raise ValueError(f"cu_q_lens must rise from 0 to at most {tokens} tokens; got {given}.")
-    if (lens[:decode] != 1).any():
-        raise ValueError(f"the first {decode} sequences must have one query token each; they have {lens[:decode]}.")
-    owner: dict[int, tuple[int, int]] = {}
-    for s in range(total):
-        kv_len, query = int(kv_lens[s]), int(lens[s])
-        if kv_len < query:
-            raise ValueError(f"sequence {s}: kv_len {kv_len} is less than its {query} query tokens.")
-        if kv_len > blocks * page_size:
-            raise ValueError(f"sequence {s}: kv_len {kv_len} exceeds {blocks} blocks of {page_size}.")
-        if not query:
-            continue
-        position = kv_len - query
-        first = max(
-            0,
-            position - window + 1 if window is not None else 0,
-            position // chunk * chunk if chunk is not None else 0,
-        )
-        used = page_table[s, first // page_size : -(-kv_len // page_size)]
-        if ((used < 0) | (used >= pages)).any():
-            raise ValueError(f"sequence {s}: its pages {used.tolist()} must lie in 0..{pages - 1}.")
-        for block in range(position // page_size, -(-kv_len // page_size)):
-            other = owner.setdefault(int(page_table[s, block]), (s, block))
-            if other != (s, block):
-                raise ValueError(
-                    f"page {int(page_table[s, block])} is written by sequence {s} (block {block}) and by "
-                    f"sequence {other[0]} (block {other[1]}); a page that is written has one owner."
-                )

@@ -8,16 +8,18 @@ from jax.experimental.pallas import triton as plgpu
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.common.backends import UnsupportedError
+from pallas_kernels.common.quantised_pool import write_scales
 from pallas_kernels.common.slot_shard import SlotShard, log_sum, whole_pages
 from pallas_kernels.common.token_places import token_places
 from pallas_kernels.common.varying import result_like, vary_together
 from pallas_kernels.ragged_paged_attention.blocks import GpuBlocks, Shape, gpu_blocks
 from pallas_kernels.ragged_paged_attention.gpu_kernel import LOWEST, Plan, attend_kernel, write_kernel
 from pallas_kernels.ragged_paged_attention.items import work_items
-from pallas_kernels.ragged_paged_attention.values import interleave
+from pallas_kernels.ragged_paged_attention.values import interleave, interleave_quantised
 
 PROGRAMS = 264
 """Programs that fill an H100: two for each of its 132 multiprocessors."""
+DECODE_WARPS = 4
 MAX_ROWS = 2**31 - 1
 
 
@@ -57,6 +59,7 @@ def ragged_paged_attention(
     v_scale: float | None,
     max_q_len: int | None,
     slots: SlotShard | None = None,
+    kv_scales: Float[Array, "L P 2K p"] | None = None,
     interpret: bool = False,
     blocks: GpuBlocks | None = None,
 ) -> tuple[Array, ...]:
@@ -87,15 +90,21 @@ def ragged_paged_attention(
         dot_dtype="float32" if q.dtype == jnp.float32 else "bfloat16",
         partial=False,
         lse=slots is not None,
+        scaled=kv_scales is not None,
     )
-    rows = interleave(k, v, kv_pool, k_scale, v_scale)
     places = token_places(tokens, kv_pool.shape[2], kv_lens, page_table, cu_q_lens, num_seqs, shard)
+    if kv_scales is None:
+        rows = interleave(k, v, kv_pool, k_scale, v_scale)
+    else:
+        rows, new_scales = interleave_quantised(k, v, kv_pool)
+        kv_scales = write_scales(kv_scales, new_scales, layer, *places)
     kv_pool = _write(rows, kv_pool, layer, *places, plan, interpret)
     factor = scale if k_scale is None else scale * k_scale
     scaled = (q.astype(jnp.float32) * factor).astype(q.dtype).reshape(tokens * heads, dim)
     logits = jnp.full((heads,), LOWEST) if sinks is None else sinks.astype(jnp.float32)
     logits = jnp.where(shard.index == 0, logits, LOWEST)
-    operands = (kv_lens, page_table, cu_q_lens, logits, scaled, kv_pool.reshape(-1, plan.lanes))
+    scales = [] if kv_scales is None else [kv_scales.reshape(-1)]
+    operands = (kv_lens, page_table, cu_q_lens, logits, scaled, kv_pool.reshape(-1, plan.lanes), *scales)
     attend = partial(_attend, operands, layer, shard.index, interpret=interpret, blocks=blocks)
     found = [jnp.zeros((tokens * heads, dim), q.dtype)]
     if slots is not None:
@@ -106,7 +115,8 @@ def ragged_paged_attention(
         found = attend(found, num_seqs[0], num_seqs[1], prefill_plan(plan, longest, blocks.rows))
     out = found[0].reshape(tokens, heads, dim)
     out = out if v_scale is None else (out.astype(jnp.float32) * v_scale).astype(out.dtype)
-    return out, *(lse.reshape(tokens, heads) for lse in found[1:]), kv_pool
+    pools = (kv_pool,) if kv_scales is None else (kv_pool, kv_scales)
+    return out, *(lse.reshape(tokens, heads) for lse in found[1:]), *pools
 
 
 def decode_plan(plan: Plan, sequences: int) -> Plan:
@@ -143,14 +153,14 @@ def _write(rows, pool, layer, page, slot, plan, interpret):
 
 def _attend(operands, layer, shard, found, first, last, plan, *, interpret, blocks):
     """`found` (output, and log-sum-exp of a shard) with the rows of the sequences in [first, last) filled in."""
-    *lengths, sinks, q, pool = operands
+    lengths, (sinks, q, *pools) = operands[:3], operands[3:]
     if plan.partial:  # of each sequence one token, which come first
         q = q[: lengths[0].shape[0] * plan.heads]
     rows, dim = q.shape
     sequence, offset, count = work_items(lengths[2], first, last, plan.block_q, rows // plan.heads)
     meta = jnp.stack([layer, count, shard]).astype(jnp.int32)
-    start = [] if plan.partial else found
-    args = vary_together(meta, sequence, offset, *lengths, sinks, q, pool, *start)
+    start, warps = ([], DECODE_WARPS) if plan.partial else (found, blocks.warps)
+    args = vary_together(meta, sequence, offset, *lengths, sinks, q, *pools, *start)
     shapes = [(x.shape, x.dtype) for x in start]
     if plan.partial:
         shapes = [((plan.splits * rows, *rest), jnp.float32) for rest in ((dim,), (), ())]
@@ -159,7 +169,7 @@ def _attend(operands, layer, shard, found, first, last, plan, *, interpret, bloc
         out_shape=[result_like(shape, dtype, *args) for shape, dtype in shapes],
         grid=(sequence.shape[0], plan.kv_heads, plan.splits),
         input_output_aliases={len(args) - len(start) + i: i for i in range(len(start))},
-        compiler_params=plgpu.CompilerParams(num_warps=blocks.warps, num_stages=blocks.stages),
+        compiler_params=plgpu.CompilerParams(num_warps=warps, num_stages=blocks.stages),
         interpret=interpret,
         name=f"ragged_paged_attention_{'decode' if plan.partial else 'prefill'}",
     )(*args)

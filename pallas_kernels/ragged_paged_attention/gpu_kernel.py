@@ -38,6 +38,7 @@ class Plan:
     dot_dtype: str
     partial: bool  # stores numerator, peak and sum of each split, else the quotient
     lse: bool  # and its log-sum-exp
+    scaled: bool  # the pool's scales come as data
 
     @property
     def group(self) -> int:
@@ -71,10 +72,12 @@ def attend_kernel(
 ):
     """Output rows of the item and KV head of this program.
 
-    `refs` ends with the outputs. Where plan.partial: numerators [splits * T * H, D], peaks and sums
-    [splits * T * H], all float32. Else the output [T * H, D], and where plan.lse the log-sum-exp [T * H].
+    `refs`: where plan.scaled the scales [L * P * 2K * p], then what the outputs start from, then the outputs:
+    where plan.partial, numerators [splits * T * H, D], peaks and sums [splits * T * H], all float32; else the
+    output [T * H, D] and where plan.lse the log-sum-exp [T * H].
     """
-    outputs = refs[-3:] if plan.partial else refs[len(refs) // 2 :]
+    scales = refs[0] if plan.scaled else None
+    outputs = refs[-3:] if plan.partial else refs[-2:] if plan.lse else refs[-1:]
     item, head, split = pl.program_id(0), pl.program_id(1), pl.program_id(2)
     pl.when(item < meta[1])(
         lambda: _attend_item(
@@ -84,7 +87,7 @@ def attend_kernel(
             item_offset[item],
             head,
             split,
-            *(kv_lens, table, cu_q_lens, sinks, q, pool, outputs),
+            *(kv_lens, table, cu_q_lens, sinks, q, pool, scales, outputs),
             plan=plan,
         )
     )
@@ -103,6 +106,7 @@ def _attend_item(
     sinks,
     q,
     pool,
+    scales,
     outputs,
     *,
     plan,
@@ -144,7 +148,10 @@ def _attend_item(
         key = first + i * plan.keys + jnp.arange(plan.keys, dtype=jnp.int32)
         held = (key >= visible) & (key < end)
         page = plgpu.load(table.at[sequence, lax.div(key, jnp.int32(plan.page_size))], mask=held, other=0)
-        slot = (layer * plan.pages + page) * plan.page_size + lax.rem(key, jnp.int32(plan.page_size))
+        page = layer * plan.pages + page
+        slot = lax.rem(key, jnp.int32(plan.page_size))
+        scale = (page * 2 * plan.kv_heads + 2 * head) * plan.page_size + slot
+        slot = page * plan.page_size + slot
         row = (slot * plan.kv_heads + head) * 2
         mask = both(held, in_lane)
         zero = jnp.zeros((), pool.dtype)
@@ -157,6 +164,8 @@ def _attend_item(
             precision=precision,
             preferred_element_type=jnp.float32,
         )
+        if scales is not None:
+            scores = scores * plgpu.load(scales.at[scale], mask=held, other=0.0)[None, :]
         if plan.soft_cap is not None:
             scores = plan.soft_cap * _tanh(scores * (1.0 / plan.soft_cap))
         keys_2d, low_2d, position_2d = slots.position(key, plan.page_size)[None, :], low[:, None], position[:, None]
@@ -165,6 +174,9 @@ def _attend_item(
         top = jnp.maximum(peak, jnp.max(scores, axis=1))
         weights = jnp.where(seen, jnp.exp(scores - top[:, None]), 0.0)
         fade = jnp.exp(peak - top)
+        sums = total * fade + jnp.sum(weights, axis=1)
+        if scales is not None:
+            weights = weights * plgpu.load(scales.at[scale + plan.page_size], mask=held, other=0.0)[None, :]
         part = lax.dot_general(
             weights.astype(dot_dtype),
             v.astype(jnp.float32).astype(dot_dtype),
@@ -172,7 +184,7 @@ def _attend_item(
             precision=precision,
             preferred_element_type=jnp.float32,
         )
-        return top, total * fade + jnp.sum(weights, axis=1), acc * fade[:, None] + part
+        return top, sums, acc * fade[:, None] + part
 
     sink = plgpu.load(sinks.at[q_head], mask=member < plan.group, other=LOWEST)
     peak = jnp.where(split == 0, sink, jnp.full_like(sink, LOWEST))

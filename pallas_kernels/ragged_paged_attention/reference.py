@@ -11,11 +11,12 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.common.quantised_pool import write_scales
 from pallas_kernels.common.slot_shard import SlotShard, log_sum, whole_pages
 from pallas_kernels.common.token_places import token_places
 from pallas_kernels.common.varying import vary_like
 from pallas_kernels.ragged_paged_attention.masks import first_visible
-from pallas_kernels.ragged_paged_attention.values import interleave
+from pallas_kernels.ragged_paged_attention.values import interleave, interleave_quantised
 
 LOWEST = -1e30
 DECODE_TOKENS = 128
@@ -43,16 +44,24 @@ def ragged_paged_attention(
     v_scale: float | None,
     max_q_len: int | None,
     slots: SlotShard | None = None,
+    kv_scales: Float[Array, "L P 2K p"] | None = None,
 ) -> tuple[Array, ...]:
     """As `api.ragged_paged_attention`, whose contract it is."""
     tokens, heads, dim = q.shape
     kv_heads = k.shape[1]
     shard = slots or whole_pages()
-    rows = interleave(k, v, kv_pool, k_scale, v_scale)
-    kv_pool = _write(rows, kv_pool, layer, kv_lens, page_table, cu_q_lens, num_seqs, shard)
+    page, slot = token_places(tokens, kv_pool.shape[2], kv_lens, page_table, cu_q_lens, num_seqs, shard)
+    if kv_scales is None:
+        rows = interleave(k, v, kv_pool, k_scale, v_scale)
+    else:
+        rows, new_scales = interleave_quantised(k, v, kv_pool)
+        kv_scales = write_scales(kv_scales, new_scales, layer, page, slot)
+    kept = jnp.where(page < 0, kv_pool.shape[1], page)
+    kv_pool = kv_pool.at[jnp.broadcast_to(layer, page.shape), kept, slot].set(rows, mode="drop")
     attend = partial(
         _attend,
         kv_pool,
+        kv_scales,
         layer,
         kv_heads=kv_heads,
         window=window,
@@ -70,17 +79,11 @@ def ragged_paged_attention(
         block = min(longest, SMALL_BLOCK if tokens <= SMALL_BLOCK * kv_lens.shape[0] else LARGE_BLOCK)
         out = _prefill(attend, grouped, kv_lens, page_table, cu_q_lens, num_seqs, block, out)
     out = out[:tokens].reshape(tokens, heads, dim + 1)
+    pools = (kv_pool,) if kv_scales is None else (kv_pool, kv_scales)
     if slots is None:
-        return out[..., :dim].astype(q.dtype), kv_pool
+        return out[..., :dim].astype(q.dtype), *pools
     real = jnp.arange(tokens) < cu_q_lens[num_seqs[1]]
-    return out[..., :dim], jnp.where(real[:, None], out[..., dim], -jnp.inf), kv_pool
-
-
-def _write(rows, pool, layer, kv_lens, page_table, cu_q_lens, num_seqs, slots):
-    """The pool with `rows[t]` at the page and slot of token t; padding goes nowhere."""
-    page, slot = token_places(rows.shape[0], pool.shape[2], kv_lens, page_table, cu_q_lens, num_seqs, slots)
-    page = jnp.where(page < 0, pool.shape[1], page)
-    return pool.at[jnp.broadcast_to(layer, page.shape), page, slot].set(rows, mode="drop")
+    return out[..., :dim], jnp.where(real[:, None], out[..., dim], -jnp.inf), *pools
 
 
 def _decode(attend, q, kv_lens, page_table, num_seqs):
@@ -115,7 +118,23 @@ def _prefill(attend, q, kv_lens, page_table, cu_q_lens, num_seqs, block_q, out):
     return lax.fori_loop(0, ends[-1], body, out)[:size]
 
 
-def _attend(pool, layer, q, position, page_table, *, tokens, kv_heads, window, chunk, soft_cap, sinks, v_scale, slots):
+def _attend(
+    pool,
+    scales,
+    layer,
+    q,
+    position,
+    page_table,
+    *,
+    tokens,
+    kv_heads,
+    window,
+    chunk,
+    soft_cap,
+    sinks,
+    v_scale,
+    slots,
+):
     """Attention of query groups that share a page table.
 
     Args:
@@ -138,12 +157,15 @@ def _attend(pool, layer, q, position, page_table, *, tokens, kv_heads, window, c
         block = start[:, None] + i * pages + jnp.arange(pages)[None]
         held = block < stop[:, None]
         ids = jnp.take_along_axis(page_table, jnp.clip(block, 0, blocks - 1), axis=1)
-        kv = pool[layer, jnp.where(held, ids, 0)].reshape(q.shape[0], pages * page_size, kv_heads, 2, -1)[..., :dim]
+        ids = jnp.where(held, ids, 0)
+        kv = pool[layer, ids].reshape(q.shape[0], pages * page_size, kv_heads, 2, -1)[..., :dim].astype(jnp.float32)
+        if scales is not None:
+            kv = kv * scales[layer, ids].swapaxes(2, 3).reshape(*kv.shape[:-1], 1)
         slot = slots.index * page_size + jnp.arange(page_size)
         key = (block[:, :, None] * page + slot[None, None]).reshape(q.shape[0], -1)
         seen = (key[:, None] >= first[:, :, None]) & (key[:, None] <= position[:, :, None])
-        values = jnp.where(seen.any(1)[:, :, None, None], kv[..., 1, :].astype(jnp.float32), 0)
-        scores = jnp.einsum("nqkgd,nckd->nkgqc", q, kv[..., 0, :].astype(jnp.float32))
+        values = jnp.where(seen.any(1)[:, :, None, None], kv[..., 1, :], 0)
+        scores = jnp.einsum("nqkgd,nckd->nkgqc", q, kv[..., 0, :])
         if soft_cap is not None:
             scores = soft_cap * jnp.tanh(scores / soft_cap)
         seen = seen[:, None, None]
@@ -157,7 +179,7 @@ def _attend(pool, layer, q, position, page_table, *, tokens, kv_heads, window, c
     n, queries, _, group, _ = q.shape
     shape = (n, kv_heads, group, queries)
     carry = (jnp.full(shape, LOWEST), jnp.zeros(shape), jnp.zeros((*shape, dim)))
-    carry = tuple(vary_like(x, q, pool, position, page_table, layer, slots) for x in carry)
+    carry = tuple(vary_like(x, q, pool, scales, position, page_table, layer, slots) for x in carry)
     peak, total, acc = lax.fori_loop(0, steps, body, carry)
     if sinks is not None:
         sink = jnp.broadcast_to(jnp.where(slots.index == 0, sinks, LOWEST)[None, :, :, None], shape)

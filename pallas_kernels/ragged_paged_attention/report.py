@@ -59,9 +59,9 @@ def rows(target: str, name: str) -> Iterator[Row]:
 def _planned(spec: ArgSpec, backend: str, lens, longest: int):
     if backend == "tpu":
         lanes = -(-spec.dim // 128) * 128
-        shape = Shape(spec.heads, spec.kv_heads, lanes, spec.page_size, spec.pool_dtype)
+        shape = Shape(spec.heads, spec.kv_heads, lanes, spec.page_size // spec.shards, spec.pool_dtype)
         blocks = tpu_blocks(shape, spec.max_len // spec.page_size, longest)
         return tpu_cost(spec, lens, blocks), blocks.vector_bytes(shape)
-    shape = Shape(spec.heads, spec.kv_heads, spec.dim, spec.page_size, spec.pool_dtype)
+    shape = Shape(spec.heads, spec.kv_heads, spec.dim, spec.page_size // spec.shards, spec.pool_dtype)
     blocks = gpu_blocks(shape)
     return gpu_cost(spec, lens, blocks), blocks.shared_bytes(shape)

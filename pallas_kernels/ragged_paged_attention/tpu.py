@@ -8,12 +8,14 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.common.backends import UnsupportedError
+from pallas_kernels.common.quantised_pool import write_scales
 from pallas_kernels.common.slot_shard import SlotShard, whole_pages
+from pallas_kernels.common.token_places import token_places
 from pallas_kernels.common.varying import result_like, vary_together
 from pallas_kernels.ragged_paged_attention.blocks import VECTOR_LIMIT, Shape, TpuBlocks, tpu_blocks
 from pallas_kernels.ragged_paged_attention.items import work_items
 from pallas_kernels.ragged_paged_attention.tpu_kernel import LANES, LOWEST, Plan, kernel
-from pallas_kernels.ragged_paged_attention.values import interleave
+from pallas_kernels.ragged_paged_attention.values import interleave, interleave_quantised
 
 SCALAR_MEMORY = 768 * 1024
 """Bytes of the page table that scalar memory takes; a TPU core has 1 MiB."""
@@ -56,6 +58,7 @@ def ragged_paged_attention(
     v_scale: float | None,
     max_q_len: int | None,
     slots: SlotShard | None = None,
+    kv_scales: Float[Array, "L P 2K p"] | None = None,
     interpret: bool = False,
     blocks: TpuBlocks | None = None,
 ) -> tuple[Array, ...]:
@@ -71,10 +74,17 @@ def ragged_paged_attention(
     factor = scale if k_scale is None else scale * k_scale
     rows = (q.astype(jnp.float32) * factor).reshape(tokens, kv_heads, group, 1, dim).swapaxes(0, 1)
     rows = jnp.pad(rows, ((0, 0), (0, blocks.block_q), (0, 0), (0, 0), (0, lanes - dim)))
+    if kv_scales is None:
+        new = interleave(k, v, kv_pool, k_scale, v_scale)
+    else:
+        new, new_scales = interleave_quantised(k, v, kv_pool)
+        places = token_places(tokens, kv_pool.shape[2], kv_lens, page_table, cu_q_lens, num_seqs, shard)
+        kv_scales = write_scales(kv_scales, new_scales, layer, *places)
     launch = partial(
         _launch,
         rows,
-        interleave(k, v, kv_pool, k_scale, v_scale),
+        new,
+        scales=kv_scales,
         sinks=sinks,
         layer=layer,
         kv_lens=kv_lens,
@@ -91,6 +101,7 @@ def ragged_paged_attention(
             dim=lanes,
             shards=shard.count,
             lse=slots is not None,
+            scaled=kv_scales is not None,
             pack=kv_pool.shape[4],
             window=window,
             chunk=chunk,
@@ -106,10 +117,11 @@ def ragged_paged_attention(
         out, kv_pool = launch(out, kv_pool, first=num_seqs[0], last=num_seqs[1], block_q=blocks.block_q)
     out = out[:, :tokens, :, 0].swapaxes(0, 1).reshape(tokens, heads, -1)
     value = out[..., :dim] if v_scale is None else out[..., :dim] * v_scale
+    pools = (kv_pool,) if kv_scales is None else (kv_pool, kv_scales)
     if slots is None:
-        return value.astype(q.dtype), kv_pool
+        return value.astype(q.dtype), *pools
     real = jnp.arange(tokens) < cu_q_lens[num_seqs[1]]
-    return value, jnp.where(real[:, None], out[..., lanes], -jnp.inf), kv_pool
+    return value, jnp.where(real[:, None], out[..., lanes], -jnp.inf), *pools
 
 
 def _launch(
@@ -118,6 +130,7 @@ def _launch(
     out,
     pool,
     *,
+    scales,
     sinks,
     layer,
     kv_lens,
@@ -137,7 +150,8 @@ def _launch(
     start = jnp.tile(start.reshape(plan.kv_heads, plan.group, 1), (1, block_q, LANES))
     meta = jnp.stack([layer, first, last, count, shard]).astype(jnp.int32)
     scalars = (meta, sequence, offset, kv_lens, page_table.reshape(-1), cu_q_lens)
-    operands = vary_together(*scalars, start, q, new, pool, out)
+    read = (start, q, new) if scales is None else (start, scales, q, new)
+    operands = vary_together(*scalars, *read, pool, out)
     anywhere = pl.BlockSpec(memory_space=pl.ANY)
     queries, results = (
         pltpu.VMEM((2, plan.kv_heads, block_q, plan.group, 1, lanes), jnp.float32)
@@ -150,9 +164,10 @@ def _launch(
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=len(scalars),
             grid=(1,),
-            in_specs=[pl.BlockSpec(memory_space=pltpu.VMEM), *[anywhere] * 4],
+            in_specs=[pl.BlockSpec(memory_space=pltpu.VMEM), *[anywhere] * (len(read) + 1)],
             out_specs=(anywhere, anywhere),
             scratch_shapes=[
+                *([] if scales is None else [pltpu.VMEM((2, plan.pages, *scales.shape[2:]), jnp.float32)]),
                 pltpu.VMEM((2, plan.pages, *pool.shape[2:]), pool.dtype),
                 queries,
                 results,
@@ -165,7 +180,7 @@ def _launch(
                 pltpu.SemaphoreType.DMA(()),
             ],
         ),
-        input_output_aliases={len(scalars) + 3: 1, len(scalars) + 4: 0},
+        input_output_aliases={len(operands) - 2: 1, len(operands) - 1: 0},
         compiler_params=pltpu.CompilerParams(vmem_limit_bytes=VECTOR_LIMIT),
         interpret=pltpu.InterpretParams(detect_races=True) if plan.interpret else False,
         name=f"ragged_paged_attention_{'decode' if block_q == 1 else 'prefill'}",

@@ -33,6 +33,7 @@ class Plan:
     dim: int  # lanes of a row: head dim rounded up to 128
     pack: int
     shards: int  # pools over which the slots of a page are split
+    scaled: bool  # the pool's scales come as data
     lse: bool  # a row of the output ends with LANES times its log-sum-exp
     window: int | None
     chunk: int | None
@@ -58,26 +59,25 @@ def kernel(
     table,  # SMEM [S * B]
     cu_q_lens,  # SMEM [S + 1]
     sinks,  # VMEM [K, rows, LANES]: start of the softmax sum, LOWEST where there are no sinks
-    q_hbm,  # [K, T + block_q, G, 1, D] float32, scaled
-    new_hbm,  # [T, words, pack, D]
-    _pool,
-    _out,
-    out_hbm,  # as q_hbm, with LANES more for the log-sum-exp
-    pool,  # [L, P, p, words, pack, D], aliased
-    kv_buf,  # VMEM [2, pages, p, words, pack, D]
-    q_buf,  # VMEM [2, K, block_q, G, 1, D]
-    o_buf,  # likewise, as wide as out_hbm
-    peak,  # VMEM [K, rows, LANES]
-    total,  # likewise
-    acc,  # VMEM [K, rows, D]
-    kv_sem,
-    q_sem,
-    o_sem,
-    write_sem,
-    *,
+    *refs,
     plan: Plan,
 ):
-    """Writes new rows to the pool, then attends; see `Plan` for the letters."""
+    """Writes new rows to the pool, then attends; see `Plan` for the letters.
+
+    `refs`, the starred ones only where plan.scaled:
+      * scales_hbm [L, P, 2K, p] float32.
+      q_hbm [K, T + block_q, G, 1, D] float32, scaled. new_hbm [T, words, pack, D].
+      The pool and the output as they were, aliased.
+      out_hbm as q_hbm, with LANES more for the log-sum-exp where plan.lse. pool [L, P, p, words, pack, D].
+      * scale_buf VMEM [2, pages, 2K, p]. kv_buf VMEM [2, pages, p, words, pack, D].
+      q_buf VMEM [2, K, block_q, G, 1, D]. o_buf likewise, as wide as out_hbm.
+      peak, total VMEM [K, rows, LANES]. acc VMEM [K, rows, D]. Semaphores.
+    """
+    refs = list(refs)
+    scales_hbm = refs.pop(0) if plan.scaled else None
+    q_hbm, new_hbm, _, _, out_hbm, pool = refs[:6]
+    scale_buf = refs.pop(6) if plan.scaled else None
+    kv_buf, q_buf, o_buf, peak, total, acc, kv_sem, q_sem, o_sem, write_sem = refs[6:]
     layer, items, size = meta[0], meta[3], plan.page_size
     slots = SlotShard(meta[4], plan.shards)
     page_positions = slots.page(size)
@@ -129,6 +129,8 @@ def kernel(
         def one(j, _):
             page = table[item_sequence[i] * plan.table_width + block + j]
             act(pltpu.make_async_copy(pool.at[layer, page], kv_buf.at[slot, j], kv_sem.at[slot]))
+            if scales_hbm is not None and scale_buf is not None:
+                act(pltpu.make_async_copy(scales_hbm.at[layer, page], scale_buf.at[slot, j], kv_sem.at[slot]))
             return 0
 
         lax.fori_loop(0, jnp.minimum(plan.pages, stop - block), one, 0)
@@ -213,6 +215,11 @@ def kernel(
         flat = kv_buf.bitcast(jnp.int32).at[slot].reshape(keys * plan.words, plan.dim)
         return flat[pl.ds(word, keys, stride=plan.words)]
 
+    def get_scales(slot, row):
+        """The scales of a key or value head over a chunk, [1, keys]."""
+        assert scale_buf is not None, "a plan that is not scaled reads no scales"
+        return jnp.concatenate([scale_buf[slot, j, row : row + 1] for j in range(plan.pages)], axis=1)
+
     def accumulate(i, slot, first_key, position, last, *, masked):
         """Adds the chunk of keys from `first_key` in `slot` to the online softmax of item i.
 
@@ -223,8 +230,12 @@ def kernel(
         query = position + row_index()
         key = slots.position(first_key + lax.broadcasted_iota(jnp.int32, (1, keys), 1), size)
         seen = (key >= first_visible(query, plan.window, plan.chunk)) & (key <= jnp.minimum(query, last))
-        key = slots.position(first_key + lax.broadcasted_iota(jnp.int32, (keys, 1), 0), size)
-        held = (key >= first_visible(position, plan.window, plan.chunk)) & (key <= last)
+
+        def is_held(shape):
+            key = slots.position(first_key + lax.broadcasted_iota(jnp.int32, shape, shape.index(keys)), size)
+            return (key >= first_visible(position, plan.window, plan.chunk)) & (key <= last)
+
+        held = is_held((keys, 1))
         pool_dtype = jnp.dtype(plan.pool_dtype)
         for h in range(plan.kv_heads):
             (k_word, k_index), (v_word, v_index) = head_elements(h, plan.pack)
@@ -237,6 +248,8 @@ def kernel(
             scores = lax.dot_general(
                 q, k, (((1,), (1,)), ((), ())), precision=precision, preferred_element_type=jnp.float32
             )
+            if plan.scaled:
+                scores = scores * get_scales(slot, 2 * h)
             if plan.soft_cap is not None:
                 scores = plan.soft_cap * jnp.tanh(scores * (1.0 / plan.soft_cap))
             scores = jnp.where(seen, scores, LOWEST) if masked else scores
@@ -245,6 +258,10 @@ def kernel(
             weights = jnp.exp(scores - top)
             weights = jnp.where(seen, weights, 0.0) if masked else weights
             fade = jnp.exp(old - top)
+            sums = total[h][:, :1] * fade + jnp.sum(weights, axis=1, keepdims=True)
+            if plan.scaled:
+                factors = get_scales(slot, 2 * h + 1)
+                weights = weights * (jnp.where(is_held((1, keys)), factors, 0.0) if masked else factors)
             part = lax.dot_general(
                 weights.astype(dot_dtype),
                 v,
@@ -252,7 +269,6 @@ def kernel(
                 precision=precision,
                 preferred_element_type=jnp.float32,
             )
-            sums = total[h][:, :1] * fade + jnp.sum(weights, axis=1, keepdims=True)
             acc[h] = acc[h] * fade + part
             peak[h] = jnp.broadcast_to(top, (plan.rows, LANES))
             total[h] = jnp.broadcast_to(sums, (plan.rows, LANES))

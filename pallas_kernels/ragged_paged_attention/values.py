@@ -3,6 +3,8 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from pallas_kernels.common.quantised_pool import quantise
+
 
 def encode(x: Float[Array, "..."], scale: float | None, dtype: jnp.dtype) -> Array:
     """`x / scale` in `dtype`, held within the range of `dtype` where that has 8 bits."""
@@ -24,10 +26,21 @@ def interleave(
     v_scale: float | None,
 ) -> Array:
     """The rows that the pool keeps for new tokens, `[T, 2K/pack, pack, D]`: heads k0, v0, k1, v1, …"""
-    tokens, _, dim = k.shape
-    pair = [encode(k, k_scale, pool.dtype), encode(v, v_scale, pool.dtype)]
-    rows = jnp.pad(jnp.stack(pair, axis=2), ((0, 0), (0, 0), (0, 0), (0, pool.shape[-1] - dim)))
-    return rows.reshape(tokens, *pool.shape[3:])
+    return _fit(jnp.stack([encode(k, k_scale, pool.dtype), encode(v, v_scale, pool.dtype)], axis=2), pool)
+
+
+def interleave_quantised(
+    k: Float[Array, "T K D"], v: Float[Array, "T K D"], pool: Array
+) -> tuple[Array, Float[Array, "T 2K"]]:
+    """The rows as `interleave` gives them, and the scale of each head: k0, v0, k1, v1, …"""
+    rows, scales = quantise(jnp.stack([k, v], axis=2), pool.dtype)
+    return _fit(rows, pool), scales.reshape(k.shape[0], -1)
+
+
+def _fit(rows: Array, pool: Array) -> Array:
+    """`[T, K, 2, D]` as rows of the pool, unused lanes zero."""
+    rows = jnp.pad(rows, ((0, 0), (0, 0), (0, 0), (0, pool.shape[-1] - rows.shape[-1])))
+    return rows.reshape(rows.shape[0], *pool.shape[3:])
 
 
 def pool_shape(
@@ -44,3 +57,8 @@ def pool_shape(
     if 2 * kv_heads % pack:
         raise ValueError(f"{2 * kv_heads} heads of keys and values do not fill words of {pack}; use a wider dtype.")
     return layers, pages, page_size, 2 * kv_heads // pack, pack, -(-dim // 128) * 128
+
+
+def scale_shape(layers: int, pages: int, page_size: int, kv_heads: int) -> tuple[int, int, int, int]:
+    """Shape of the scales of a quantised pool, `[L, P, 2K, p]`: heads k0, v0, k1, v1, …, then the slots of the page."""
+    return layers, pages, 2 * kv_heads, page_size

@@ -19,8 +19,12 @@ def unpack(word: Int[Array, "C D"], index: int, dtype: jnp.dtype) -> Float[Array
         return lax.bitcast_convert_type(bits, jnp.float32)
     if dtype == jnp.int8:
         return ((word << (24 - 8 * index)) >> 24).astype(jnp.float32)
-    mantissa = {"float8_e4m3fn": 3, "float8_e5m2": 2}[dtype.name]
-    byte = (word >> (8 * index)) & 0xFF
+    return decode_byte((word >> (8 * index)) & 0xFF, dtype)
+
+
+def decode_byte(byte: Int[Array, "C D"], dtype: jnp.dtype) -> Float[Array, "C D"]:
+    """The float32 of fp8 bits in 0..255, see `unpack`."""
+    mantissa = {"float8_e4m3fn": 3, "float8_e5m2": 2}[jnp.dtype(dtype).name]
     magnitude = byte & 0x7F
     bias = {3: 120, 2: 112}[mantissa]
     normal = lax.bitcast_convert_type((magnitude << (23 - mantissa)) + (bias << 23), jnp.float32)

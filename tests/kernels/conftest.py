@@ -13,19 +13,21 @@ def over_shards() -> Callable:
     """A function that runs an attention op on every shard of a pool split along its slots, and merges the outputs.
 
     `over_shards(op, args, pools, count)`: `op(*args, slots)` returns (out, lse, *pools); `pools` says which of
-    `args` those are, and their third axis is split. Gives the output merged in float64, the pools joined, and the
-    (out, lse) of each shard.
+    `args` those are and which of their axes has the slots. Gives the output merged in float64, the pools joined, and
+    the (out, lse) of each shard.
     """
 
     def run(op, args, pools, count):
         compiled, parts, written = jax.jit(op), [], []
         for index in range(count):
-            shard = [np.split(np.asarray(x), count, axis=2)[index] if i in pools else x for i, x in enumerate(args)]
+            shard = list(args)
+            for i, axis in pools.items():
+                shard[i] = np.split(np.asarray(args[i]), count, axis=axis)[index]
             out, lse, *rest = compiled(*map(jnp.asarray, shard), SlotShard(jnp.int32(index), count))
             assert out.dtype == lse.dtype == jnp.float32
             parts.append((np.asarray(out, np.float64), np.asarray(lse, np.float64)))
             written.append([np.asarray(pool) for pool in rest])
-        joined = [np.concatenate(pieces, axis=2) for pieces in zip(*written, strict=True)]
+        joined = [np.concatenate(p, axis) for p, axis in zip(zip(*written, strict=True), pools.values(), strict=True)]
         return _merge(parts), joined, parts
 
     return run

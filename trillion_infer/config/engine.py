@@ -29,6 +29,8 @@ class EngineConfig:
     attention: backend of the attention ops. precompile: compile every bucket before the first request.
     compile_cache: folder for compiled programs, "" for none. prefix_caching: share KV of equal prefixes.
     chunked_prefill: False computes each prompt in one step. run_ahead: the host prepares a step while one runs.
+    debug_kernels: check the values of every batch before it is sent, which makes every step wait for the last.
+    interpret: run Pallas kernels on CPU in interpret mode, for tests; `attention` says whose (pallas: TPU's).
     penalties: False saves the sampler's tables and refuses requests that need them.
     """
 
@@ -52,6 +54,7 @@ class EngineConfig:
     run_ahead: bool = True
     penalties: bool = True
     interpret: bool = False
+    debug_kernels: bool = False
 
     def __post_init__(self) -> None:
         _one_of("dtype", self.dtype, DTYPES)

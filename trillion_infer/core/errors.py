@@ -29,6 +29,10 @@ class OutOfMemoryError(TrillionInferError, MemoryError):
     """A budget does not hold what is asked; the message names the budget, who holds it and the flags to change."""
 
 
+class KernelInputError(TrillionInferError, ValueError):
+    """A batch would have made a kernel touch a wrong page (found with debug_kernels): a fault of this library."""
+
+
 class EngineDeadError(TrillionInferError, RuntimeError):
     """The engine loop stopped after an internal failure; requests in flight end with this error."""
 

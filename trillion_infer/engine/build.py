@@ -31,8 +31,9 @@ from trillion_infer.engine.buckets import make_buckets
 from trillion_infer.engine.disaggregated import DisaggregatedEngine, PrefillEngine
 from trillion_infer.engine.engine import Engine
 from trillion_infer.engine.fits import check_fits_here
+from trillion_infer.engine.guard import BatchGuard
 from trillion_infer.engine.many_hosts import FollowingEngine, LeadingEngine, agreement, recorder_for
-from trillion_infer.engine.ops import choose_ops, default_page_size, platform_of
+from trillion_infer.engine.ops import choose_ops, default_page_size, platform_of, pool_platform
 from trillion_infer.engine.programs import Programs, compile_program
 from trillion_infer.engine.speculation import MAX_DRAFTS, Speculation, check_speculate
 from trillion_infer.engine.state import StateShape
@@ -168,7 +169,8 @@ def plan_engine(family: Family, mesh: Mesh, config: EngineConfig, packing: Packi
     max_batch_tokens = round_up(max_batch_tokens, mesh.shape["sequence"])
     kv_dtype = config.kv_dtype if config.kv_dtype not in (None, "auto") else dtype
     page_size = _page_size(config, model_config, mesh)
-    layouts = pool_layouts(model_config, page_size, kv_dtype, dict(mesh.shape), platform_of(mesh))
+    platform = pool_platform(mesh, config.attention, config.interpret)
+    layouts = pool_layouts(model_config, page_size, kv_dtype, dict(mesh.shape), platform)
     model = Decoder(model_config, family.names, dict(mesh.shape))
     return Blueprint(family, mesh, config, dtype, model, layouts, max_model_len, max_batch_tokens, packing)
 
@@ -216,6 +218,8 @@ def build_engine(
     tell = progress or (lambda phase, done, total: None)
     report = BuildReport()
     config = blueprint.config
+    if config.debug_kernels and group is not None:
+        raise ConfigError("debug_kernels reads every page table, which several processes cannot. Use one process.")
     check_fits_here(blueprint)
     copier = PageCopier(*_side(blueprint))
     tiers = copier.open_tiers(config, fingerprint + blueprint.dtype.encode())
@@ -238,6 +242,8 @@ def build_engine(
     speculation = Speculation(config.speculate, programs.buckets, blueprint.data) if config.speculate else None
     make = engine_type if group is None else _lead(programs, group, (params, state))
     engine = make(programs, state, params, schedulers, config.run_ahead, speculation)
+    if config.debug_kernels:
+        engine.guard = BatchGuard(blueprint.layouts)
     if tiers:
         engine.replace_pools(copier.warm_up(engine.pools))
         engine.tiering = KVTiering(TierStack(tiers), schedulers, copier)

@@ -15,6 +15,7 @@ from trillion_infer.core.outputs import Logprob
 from trillion_infer.core.request import Request, Status
 from trillion_infer.engine.batch import BatchLayout, pack_rows
 from trillion_infer.engine.buckets import Bucket
+from trillion_infer.engine.guard import BatchGuard
 from trillion_infer.engine.programs import Programs
 from trillion_infer.engine.prompt_scores import PromptScores, ScoreBlock
 from trillion_infer.engine.speculation import Speculation
@@ -89,6 +90,7 @@ class Engine:
         self.prompt_scores = PromptScores(programs)
         self.speculation = speculation
         self.tiering: KVTiering | None = None
+        self.guard: BatchGuard | None = None
         self.steps = 0
         self._received = 0.0
         self._no_mask = programs.place(np.False_, P())
@@ -216,6 +218,8 @@ class Engine:
                 if row.samples:
                     self._fill(row, i, params, place * bucket.width, forbidden)
             pack_rows(layout, plan_rows, plan.num_decode if plan else 0, params, packed[shard])
+        if self.guard is not None:
+            self.guard.check(layout, packed, self._state)
         mask, has_mask = self._mask(bucket, rows, places, forbidden)
         batch = self.programs.place(packed, P("data"))
         state = self._state

@@ -5,6 +5,7 @@ from jax.sharding import Mesh
 
 from pallas_kernels.cpu_native import native
 from sharding.heads import round_up
+from trillion_infer.core.errors import ConfigError
 from trillion_infer.layers.context import Ops
 
 
@@ -16,9 +17,7 @@ def choose_ops(mesh: Mesh, dtype: str, attention: str = "auto", interpret: bool 
     built; XLA serves otherwise.
     """
     platform = platform_of(mesh)
-    backend = attention
-    if attention == "pallas":
-        backend = "tpu" if interpret or platform == "tpu" else platform
+    backend = attention_backend(platform, attention, interpret)
     if platform != "cpu":
         return Ops(activation=dtype, attention=backend, interpret=interpret)
     return Ops(
@@ -27,6 +26,24 @@ def choose_ops(mesh: Mesh, dtype: str, attention: str = "auto", interpret: bool 
         matmul="cpu" if attention in ("auto", "cpu") and native().isas else "xla",
         interpret=interpret,
     )
+
+
+def attention_backend(platform: str, attention: str, interpret: bool) -> str:
+    """Backend of the ops for an engine's `attention`. Raises ConfigError where there are no such kernels here."""
+    kernels = {"pallas": "tpu" if platform == "cpu" else platform}.get(attention, attention)
+    if kernels in ("tpu", "gpu") and kernels != platform and not interpret:
+        raise ConfigError(
+            f"attention is {attention!r}, but Pallas kernels for {kernels} do not run on {platform} devices. Use "
+            f"attention='auto' or 'reference', or interpret=True, which runs them slowly on CPU, for tests."
+        )
+    return kernels
+
+
+def pool_platform(mesh: Mesh, attention: str, interpret: bool) -> str:
+    """The platform whose pools the ops take: the mesh's, or that of the kernels that are interpreted."""
+    platform = platform_of(mesh)
+    backend = attention_backend(platform, attention, interpret)
+    return backend if interpret and backend in ("tpu", "gpu") else platform
 
 
 def platform_of(mesh: Mesh) -> str:

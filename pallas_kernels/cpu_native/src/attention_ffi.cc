@@ -64,8 +64,23 @@ std::string read_batch(const Ints& layer, const Ints& kv_lens, const Ints& page_
   return batch->wrong();
 }
 
+using Floats = ffi::Buffer<ffi::F32>;
+
+// The scales of a quantised pool, which may be empty, and those of the new tokens; what is wrong with them.
+std::string read_scales(const Floats& fresh, Floats& scales, int64_t rows, ffi::AnyBuffer::Dimensions pool,
+                        int64_t layer, ti::Attention* a, const float** fresh_data) {
+  if (scales.element_count() == 0) return "";
+  auto shape = scales.dimensions(), added = fresh.dimensions();
+  if (shape.size() != 4 || shape[0] != pool[0] || shape[1] != pool[1] || shape[2] != rows || shape[3] != pool[2] ||
+      added.size() != 2 || added[1] != rows)
+    return "scales must be [L,P,rows,p] like the pool, and those of the new tokens [T,rows]";
+  a->scales = scales.typed_data() + layer * shape[1] * rows * shape[3], a->scale_rows = rows;
+  *fresh_data = fresh.typed_data();
+  return "";
+}
+
 // Where the results go; what is wrong with them.
-std::string read_results(ffi::AnyBuffer out, ffi::Buffer<ffi::F32> lse, size_t rows, ti::Attention* a) {
+std::string read_results(ffi::AnyBuffer out, Floats lse, size_t rows, ti::Attention* a) {
   if (!ti::float_type_of(out.element_type(), &a->out_type)) return "the output must be float32 or bfloat16";
   if (lse.element_count() != 0 && lse.element_count() != rows) return "lse must be [T,H] or empty";
   a->out = out.untyped_data(), a->lse = lse.element_count() == 0 ? nullptr : lse.typed_data();
@@ -80,12 +95,16 @@ void clear_padding(const ti::RaggedBatch& batch, const ti::Attention& a) {
   if (a.lse != nullptr) std::fill_n(a.lse + live * a.heads, padding * a.heads, -INFINITY);
 }
 
-// Copies the new rows of sequences to their pages; write(token, row in the pool).
+// Copies the new rows of sequences to their pages, with their scales [T, scale_rows] if any; write(token, row).
 template <class Write>
 void write_rows(ffi::ThreadPool& threads, const ti::RaggedBatch& batch, uint8_t* layer, const ti::Attention& a,
-                const Write& write) {
+                const float* scales, const Write& write) {
   auto one = [&](int64_t s) {
-    batch.each_slot(s, a.page_bytes, a.row_bytes, [&](int64_t token, int64_t at) { write(token, layer + at); });
+    batch.each_slot(s, [&](int64_t token, int64_t page, int64_t slot) {
+      write(token, layer + page * a.page_bytes + slot * a.row_bytes);
+      for (int64_t i = 0; i < a.scale_rows; ++i)
+        a.scales[(page * a.scale_rows + i) * a.page_size + slot] = scales[token * a.scale_rows + i];
+    });
   };
   if (batch.live_tokens() * a.row_bytes > (1 << 18)) {
     ti::parallel_for(threads, batch.live, one);
@@ -96,10 +115,10 @@ void write_rows(ffi::ThreadPool& threads, const ti::RaggedBatch& batch, uint8_t*
 
 ffi::Error ragged_attention(ffi::ThreadPool threads, ffi::AnyBuffer q, ffi::AnyBuffer k, ffi::AnyBuffer v,
                             ffi::AnyBuffer pool, Ints layer, Ints kv_lens, Ints page_table, Ints cu_q_lens,
-                            Ints num_seqs, Ints shard, ffi::Buffer<ffi::F32> sinks, ffi::Result<ffi::AnyBuffer> out,
-                            ffi::Result<ffi::AnyBuffer> pool_out, ffi::Result<ffi::Buffer<ffi::F32>> lse, float scale,
-                            float v_scale, float soft_cap, int64_t window, int64_t chunk, int64_t shards,
-                            std::string_view isa) {
+                            Ints num_seqs, Ints shard, Floats sinks, Floats new_scales, Floats,
+                            ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> pool_out,
+                            ffi::Result<Floats> lse, ffi::Result<Floats> scales, float scale, float v_scale,
+                            float soft_cap, int64_t window, int64_t chunk, int64_t shards, std::string_view isa) {
   constexpr char op[] = "ragged_paged_attention";
   const ti::Kernels* kernels = ti::select_kernels(isa);
   if (kernels == nullptr) return ti::no_kernels(isa);
@@ -122,11 +141,14 @@ ffi::Error ragged_attention(ffi::ThreadPool threads, ffi::AnyBuffer q, ffi::AnyB
   batch.tokens = qs[0], batch.page_size = ps[2], batch.pages = ps[1], batch.window = window, batch.chunk = chunk;
   batch.shards = shards;
   std::string wrong = read_batch(layer, kv_lens, page_table, cu_q_lens, num_seqs, shard, &batch, ps[0]);
+  const float* fresh = nullptr;
   if (wrong.empty()) wrong = read_results(*out, *lse, qs[0] * qs[1], &a);
+  if (wrong.empty()) wrong = read_scales(new_scales, *scales, 2 * ks[1], ps, *layer.typed_data(), &a, &fresh);
   if (!wrong.empty()) return invalid(op, wrong);
   a.blocks = batch.blocks, a.page_table = batch.page_table, a.window = window, a.chunk = chunk;
   uint8_t* pages = static_cast<uint8_t*>(pool_out->untyped_data()) + *layer.typed_data() * ps[1] * a.page_bytes;
   a.pool = pages, a.float8 = float8_values(a.pool_type);
+  a.first_scale_dim = a.key_dim;
   a.scale = scale, a.value_scale = v_scale, a.soft_cap = soft_cap;
   a.sinks = sinks.element_count() == 0 || batch.shard != 0 ? nullptr : sinks.typed_data();  // they count once
   a.shard = batch.shard, a.shards = shards, a.q = q.untyped_data();
@@ -134,7 +156,7 @@ ffi::Error ragged_attention(ffi::ThreadPool threads, ffi::AnyBuffer q, ffi::AnyB
   return ti::guarded([&] {
     const char *keys = static_cast<const char*>(k.untyped_data()), *values = static_cast<const char*>(v.untyped_data());
     size_t bytes = a.value_offset;
-    write_rows(threads, batch, pages, a, [&](int64_t token, uint8_t* row) {
+    write_rows(threads, batch, pages, a, fresh, [&](int64_t token, uint8_t* row) {
       for (int64_t h = 0; h < a.kv_heads; ++h) {
         int64_t from = (token * a.kv_heads + h) * bytes;
         std::memcpy(row + h * a.head_bytes, keys + from, bytes);
@@ -148,9 +170,10 @@ ffi::Error ragged_attention(ffi::ThreadPool threads, ffi::AnyBuffer q, ffi::AnyB
 
 ffi::Error latent_attention(ffi::ThreadPool threads, ffi::AnyBuffer q_latent, ffi::AnyBuffer q_rope,
                             ffi::AnyBuffer rows, ffi::AnyBuffer pool, Ints layer, Ints kv_lens, Ints page_table,
-                            Ints cu_q_lens, Ints num_seqs, Ints shard, ffi::Result<ffi::AnyBuffer> out,
-                            ffi::Result<ffi::AnyBuffer> pool_out, ffi::Result<ffi::Buffer<ffi::F32>> lse, float scale,
-                            int64_t shards, std::string_view isa) {
+                            Ints cu_q_lens, Ints num_seqs, Ints shard, Floats new_scales, Floats,
+                            ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> pool_out,
+                            ffi::Result<Floats> lse, ffi::Result<Floats> scales, float scale, int64_t shards,
+                            std::string_view isa) {
   constexpr char op[] = "latent_paged_attention";
   const ti::Kernels* kernels = ti::select_kernels(isa);
   if (kernels == nullptr) return ti::no_kernels(isa);
@@ -169,16 +192,19 @@ ffi::Error latent_attention(ffi::ThreadPool threads, ffi::AnyBuffer q_latent, ff
   ti::RaggedBatch batch = {};
   batch.tokens = ls[0], batch.page_size = ps[2], batch.pages = ps[1], batch.shards = shards;
   std::string wrong = read_batch(layer, kv_lens, page_table, cu_q_lens, num_seqs, shard, &batch, ps[0]);
+  const float* fresh = nullptr;
   if (wrong.empty()) wrong = read_results(*out, *lse, ls[0] * ls[1], &a);
+  if (wrong.empty()) wrong = read_scales(new_scales, *scales, 2, ps, *layer.typed_data(), &a, &fresh);
   if (!wrong.empty()) return invalid(op, wrong);
   a.blocks = batch.blocks, a.page_table = batch.page_table;
   uint8_t* pages = static_cast<uint8_t*>(pool_out->untyped_data()) + *layer.typed_data() * ps[1] * a.page_bytes;
   a.pool = pages, a.float8 = float8_values(a.pool_type), a.scale = scale, a.value_scale = 1;
+  a.first_scale_dim = a.q_dim;
   a.shard = batch.shard, a.shards = shards, a.q = q_latent.untyped_data(), a.q_rest = q_rope.untyped_data();
 
   return ti::guarded([&] {
     const char* from = static_cast<const char*>(rows.untyped_data());
-    write_rows(threads, batch, pages, a,
+    write_rows(threads, batch, pages, a, fresh,
                [&](int64_t token, uint8_t* row) { std::memcpy(row, from + token * a.row_bytes, a.row_bytes); });
     ti::run_attention(threads, *kernels, batch, a);
     clear_padding(batch, a);
@@ -201,10 +227,13 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(ti_ragged_attention, ragged_attention,
                                   .Arg<Ints>()
                                   .Arg<Ints>()
                                   .Arg<Ints>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<Floats>()
+                                  .Arg<Floats>()
+                                  .Arg<Floats>()
                                   .Ret<ffi::AnyBuffer>()
                                   .Ret<ffi::AnyBuffer>()
-                                  .Ret<ffi::Buffer<ffi::F32>>()
+                                  .Ret<Floats>()
+                                  .Ret<Floats>()
                                   .Attr<float>("scale")
                                   .Attr<float>("v_scale")
                                   .Attr<float>("soft_cap")
@@ -227,9 +256,12 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(ti_latent_attention, latent_attention,
                                   .Arg<Ints>()
                                   .Arg<Ints>()
                                   .Arg<Ints>()
+                                  .Arg<Floats>()
+                                  .Arg<Floats>()
                                   .Ret<ffi::AnyBuffer>()
                                   .Ret<ffi::AnyBuffer>()
-                                  .Ret<ffi::Buffer<ffi::F32>>()
+                                  .Ret<Floats>()
+                                  .Ret<Floats>()
                                   .Attr<float>("scale")
                                   .Attr<int64_t>("shards")
                                   .Attr<std::string_view>("isa"));

@@ -72,6 +72,8 @@ struct Cursor {
   int64_t slot, offset;
   const uint8_t* row;
 
+  inline float scale(int64_t number) const { return a.scales[(*page * a.scale_rows + number) * a.page_size + slot]; }
+
   Cursor(const ti::Attention& a, const ti::Queries& q, int64_t number, int64_t offset)
       : a(a),
         page(a.page_table + q.sequence * a.blocks + number / a.page_size),
@@ -88,6 +90,12 @@ struct Cursor {
   }
 };
 
+// Multiplies elements [from, to) of a row.
+static inline void scale_row(float by, int64_t from, int64_t to, float* out) {
+  for (F factor = splat(by); from + kLanes <= to; from += kLanes) store(out + from, mul(load(out + from), factor));
+  for (; from < to; ++from) out[from] *= by;
+}
+
 // Keys (offset 0) or values of slots [from, to) of a KV head, a row each. While keys are read, the cache lines of
 // key and value some slots ahead are fetched, up to slot `last`.
 template <ti::PoolType type>
@@ -95,6 +103,8 @@ static void read_typed(const ti::Attention& a, const ti::Queries& q, int64_t fro
                        int64_t offset, int64_t dim, float* out) {
   constexpr int64_t item = type == ti::PoolType::kFloat32 ? 4 : type <= ti::PoolType::kFloat16 ? 2 : 1;
   constexpr int64_t distance = 16;
+  const int64_t first = a.first_scale_dim < dim ? a.first_scale_dim : dim;
+  const int64_t scale = 2 * q.kv_head + (offset != 0);
   const int64_t stride = padded(dim), fetched = (dim * item + a.value_offset + 63) / 64 * 64;
   Cursor here(a, q, from, offset);
   int64_t ahead = from + distance < last ? from + distance : last;
@@ -103,6 +113,10 @@ static void read_typed(const ti::Attention& a, const ti::Queries& q, int64_t fro
     if (offset == 0)
       for (int64_t line = 0; line < fetched; line += 64) __builtin_prefetch(there.row + line, 0, 3);
     read_row<type>(a, here.row, dim, out);
+    if (a.scales != nullptr) {
+      scale_row(here.scale(scale), 0, first, out);
+      if (first < dim) scale_row(here.scale(scale + 1), first, dim, out);
+    }
     if (++i == to) return;
     here.next();
     if (ahead < last) ++ahead, there.next();

@@ -71,6 +71,9 @@ struct Attention {
   const float* sinks;                  // [heads] or null
   void* out;                           // [tokens, heads, value_dim]
   Type out_type;
+  float* scales;            // one layer, [pages, scale_rows, page_size], or null
+  int64_t scale_rows;       // of a slot: k0, v0, k1, v1, …, or those of the two parts of a key
+  int64_t first_scale_dim;  // elements of a row that its first scale is of; the next scale is of the rest
   float* lse;  // [tokens, heads], log-sum-exp of each row, or null
 };
 

@@ -56,13 +56,13 @@ struct RaggedBatch {
     return "";
   }
 
-  // Calls visit(token, byte offset of its row in the layer) for the tokens of sequence s that the shard holds.
+  // Calls visit(token, page, slot) for the tokens of sequence s that the shard holds.
   template <class Visit>
-  void each_slot(int64_t s, int64_t page_bytes, int64_t row_bytes, const Visit& visit) const {
+  void each_slot(int64_t s, const Visit& visit) const {
     for (int64_t i = 0; i < extend(s); ++i) {
       int64_t position = cached(s) + i, slot = position % page() - shard * page_size;
       if (slot < 0 || slot >= page_size) continue;
-      visit(cu_q_lens[s] + i, page_table[s * blocks + position / page()] * page_bytes + slot * row_bytes);
+      visit(cu_q_lens[s] + i, page_table[s * blocks + position / page()], slot);
     }
   }
 };

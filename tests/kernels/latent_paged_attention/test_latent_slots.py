@@ -30,7 +30,7 @@ def run(case, backend, count, over_shards):
     batch = latent_cases.build(case)
     interpret = backend in ("tpu", "gpu")
     op = partial(latent_paged_attention, scale=case.scale, backend=backend, interpret=interpret)
-    out, (pool,), parts = over_shards(lambda *args: op(*args[:-1], slots=args[-1]), batch.args, (4,), count)
+    out, (pool,), parts = over_shards(lambda *args: op(*args[:-1], slots=args[-1]), batch.args, {4: 2}, count)
     return batch, out, pool, parts
 
 

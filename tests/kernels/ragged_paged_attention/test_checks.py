@@ -1,14 +1,12 @@
 """Arguments that do not fit are refused with a sentence that names both sides."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from pallas_kernels.common.backends import UnsupportedError
-from pallas_kernels.ragged_paged_attention import check_values, pool_shape, ragged_paged_attention
+from pallas_kernels.ragged_paged_attention import pool_shape, ragged_paged_attention
 
 from . import naive
 from .harness import ARRAYS
@@ -69,48 +67,6 @@ def test_pool_shape_is_packed_and_padded_on_tpu_only():
     assert pool_shape(2, 9, 16, 8, 64, jnp.bfloat16, "gpu") == (2, 9, 16, 16, 1, 64)
     with pytest.raises(ValueError, match="do not fill words of 4"):
         pool_shape(2, 9, 16, 1, 64, jnp.int8, "tpu")
-
-
-def values(**changes):
-    batch = naive.build(CASE)
-    names = ("kv_lens", "page_table", "cu_q_lens", "num_seqs")
-    pages = batch["kv_pool"].shape[1]
-    arrays = [np.array(changes.get(name, batch[name])) for name in names]
-    return arrays, {"pages": pages, "page_size": CASE.page_size, "tokens": len(batch["q"])}
-
-
-def test_a_sound_batch_passes_the_checks_of_values():
-    arrays, sizes = values()
-    check_values(*arrays, **sizes)
-
-
-def test_entries_outside_the_window_are_not_checked():
-    case = dataclasses.replace(CASE, options={"window": 4})
-    batch = naive.build(case)
-    names = ("kv_lens", "page_table", "cu_q_lens", "num_seqs")
-    sizes = {"pages": batch["kv_pool"].shape[1], "page_size": case.page_size, "tokens": len(batch["q"])}
-    check_values(*(batch[name] for name in names), window=4, **sizes)
-    with pytest.raises(ValueError, match="must lie in"):
-        check_values(*(batch[name] for name in names), **sizes)
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"cu_q_lens": [0, 1, 2, 1, 1]}, "must rise"),
-        ({"cu_q_lens": [0, 1, 3, 11, 11]}, "one query token each"),
-        ({"num_seqs": [3, 2]}, "0 <= decode <= all"),
-        ({"kv_lens": [4, 21, 3, 0]}, "less than its 9 query tokens"),
-        ({"kv_lens": [4, 21, 999, 0]}, "exceeds"),
-        ({"page_table": np.full((4, 3), 99)}, "must lie in"),
-        ({"page_table": np.zeros((4, 3), np.int32)}, "has one owner"),
-    ],
-)
-def test_values_that_would_touch_a_wrong_page_are_refused(changes, words):
-    arrays, sizes = values(**changes)
-    with pytest.raises(ValueError) as error:
-        check_values(*arrays, **sizes)
-    assert words in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def run(case, backend, count, over_shards):
     interpret = backend in ("tpu", "gpu")
     op = partial(ragged_paged_attention, **case.options, sinks=sinks, backend=backend, interpret=interpret)
     out, (pool,), parts = over_shards(
-        lambda *args: op(*args[:-1], slots=args[-1]), [batch[name] for name in ARRAYS], (3,), count
+        lambda *args: op(*args[:-1], slots=args[-1]), [batch[name] for name in ARRAYS], {3: 2}, count
     )
     return batch, out, pool, parts
 
