@@ -1,7 +1,8 @@
 """Pools of 8-bit numbers with their scales as data: one scale a slot and row, in a second pool beside the first.
 
 The scales have the pool's layers and pages, then `[rows, slots]`, so that a row's scales of a page lie side by side,
-as they meet the scores. A slot keeps the scale that its token was written with: the same tokens have the same bits
+as they meet the scores. On TPU a page (or a shard's part of it) must have a multiple of 128 slots, or the scales would
+be padded and copied. A slot keeps the scale that its token was written with: the same tokens have the same bits
 whole or in chunks, alone or in a batch.
 """
 
@@ -36,6 +37,13 @@ def write_scales(
     """`scales` with those of each token at its page and slot (`token_places`), in place where the caller donates."""
     page = jnp.where(page < 0, scales.shape[1], page)
     return scales.at[jnp.broadcast_to(layer, page.shape), page, :, slot].set(new, mode="drop")
+
+
+def refusal_on_tpu(scales: Array | None) -> str | None:
+    """Why the TPU kernels cannot read these scales where they lie, None where they can."""
+    if scales is None or scales.shape[3] % 128 == 0:
+        return None
+    return f"scales of pages of {scales.shape[3]} slots would be copied; use pages of a multiple of 128 slots a device."
 
 
 def check_scales(op: str, pool: Array, scales: Array, rows: int) -> None:

@@ -76,7 +76,7 @@ def latent_paged_attention(
         raise ValueError(f"latent_paged_attention: a pool of {pool.dtype.name} needs its kv_scales; got None.")
     refusals = {
         "reference": lambda: None,
-        "tpu": lambda: tpu.refusal(q_latent, pool),
+        "tpu": lambda: tpu.refusal(q_latent, pool, kv_scales),
         "gpu": lambda: gpu.refusal(q_latent, q_rope, pool),
         "cpu": lambda: cpu.refusal(q_latent, pool),
     }

@@ -56,7 +56,7 @@ SPECS = (
     ArgSpec("kimi-k2.5-slots-4", 61, 64, page_size=128, max_len=262144, shards=4),
     ArgSpec("kimi-k2.5-slots-8", 61, 64, page_size=128, max_len=262144, shards=8),
     ArgSpec("kimi-k2.5-int8", 61, 64, page_size=128, max_len=262144, pool_dtype="int8"),
-    ArgSpec("kimi-k2.5-fp8", 61, 64, max_len=262144, pool_dtype="float8_e4m3fn"),
+    ArgSpec("kimi-k2.5-fp8", 61, 64, page_size=128, max_len=262144, pool_dtype="float8_e4m3fn"),
     ArgSpec("deepseek-v3", 61, 128),
     ArgSpec("deepseek-v3-tensor-8", 61, 16),
 )

@@ -13,7 +13,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.common.backends import UnsupportedError
-from pallas_kernels.common.quantised_pool import LIMITS
+from pallas_kernels.common.quantised_pool import LIMITS, refusal_on_tpu
 from pallas_kernels.common.slot_shard import SlotShard, log_sum, whole_pages
 from pallas_kernels.common.varying import result_like, vary_together
 from pallas_kernels.latent_paged_attention.blocks import LANES, VECTOR_LIMIT, Shape, TpuBlocks, tpu_blocks
@@ -23,7 +23,7 @@ from pallas_kernels.ragged_paged_attention.words import decode_byte
 LOWEST = -1e30
 
 
-def refusal(q_latent: Array, pool: Array) -> str | None:
+def refusal(q_latent: Array, pool: Array, kv_scales: Array | None) -> str | None:
     """Why the kernel cannot run these arguments, None where it can."""
     if pool.dtype.name not in ("float32", "bfloat16", *LIMITS):
         return f"pools must be float32, bfloat16, {' or '.join(LIMITS)}, got {pool.dtype.name}."
@@ -35,7 +35,7 @@ def refusal(q_latent: Array, pool: Array) -> str | None:
     tile = 32 // pool.dtype.itemsize
     if pool.shape[2] % tile:
         return f"pages of {pool.dtype.name} must hold a multiple of {tile} positions, got {pool.shape[2]}."
-    return None
+    return refusal_on_tpu(kv_scales)
 
 
 def attend(

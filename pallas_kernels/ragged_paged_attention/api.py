@@ -86,7 +86,7 @@ def ragged_paged_attention(
     check_options(scale, window, chunk, soft_cap, k_scale, v_scale, max_q_len)
     refusals = {
         "reference": lambda: None,
-        "tpu": lambda: tpu.refusal(q, k, kv_pool, page_table),
+        "tpu": lambda: tpu.refusal(q, k, kv_pool, page_table, kv_scales),
         "gpu": lambda: gpu.refusal(q, k, kv_pool, page_table),
         "cpu": lambda: cpu.refusal(q, kv_pool),
     }

@@ -55,7 +55,7 @@ SPECS = (
     ArgSpec("llama-3-8b-tensor-8", 32, 4, 1, 128),
     ArgSpec("llama-3-8b-fp8", 32, 32, 8, 128, pool_dtype="float8_e4m3fn"),
     ArgSpec("llama-3-8b-int8", 32, 32, 8, 128, pool_dtype="int8", options={"k_scale": 0.05, "v_scale": 0.05}),
-    ArgSpec("llama-3-8b-int8-scales", 32, 32, 8, 128, pool_dtype="int8", scaled=True),
+    ArgSpec("llama-3-8b-int8-scales", 32, 32, 8, 128, pool_dtype="int8", page_size=128, scaled=True),
     ArgSpec("llama-3-8b-fp8-scales", 32, 32, 8, 128, pool_dtype="float8_e4m3fn", page_size=128, scaled=True),
     ArgSpec("llama-3-8b-slots-4", 32, 32, 8, 128, shards=4),
     ArgSpec("llama-3-70b", 80, 64, 8, 128),

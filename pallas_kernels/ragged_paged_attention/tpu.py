@@ -8,7 +8,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.common.backends import UnsupportedError
-from pallas_kernels.common.quantised_pool import write_scales
+from pallas_kernels.common.quantised_pool import refusal_on_tpu, write_scales
 from pallas_kernels.common.slot_shard import SlotShard, whole_pages
 from pallas_kernels.common.token_places import token_places
 from pallas_kernels.common.varying import result_like, vary_together
@@ -21,7 +21,7 @@ SCALAR_MEMORY = 768 * 1024
 """Bytes of the page table that scalar memory takes; a TPU core has 1 MiB."""
 
 
-def refusal(q: Array, k: Array, kv_pool: Array, page_table: Array) -> str | None:
+def refusal(q: Array, k: Array, kv_pool: Array, page_table: Array, kv_scales: Array | None) -> str | None:
     """Why the kernel cannot run these arguments, or None where it can."""
     pack, lanes = kv_pool.shape[-2:]
     if kv_pool.dtype.name not in ("float32", "bfloat16", "int8", "float8_e4m3fn", "float8_e5m2"):
@@ -35,7 +35,7 @@ def refusal(q: Array, k: Array, kv_pool: Array, page_table: Array) -> str | None
             f"a page table of {page_table.shape} takes {page_table.size * 4} bytes of scalar memory, of "
             f"which {SCALAR_MEMORY} are for it; use larger pages or fewer sequences at once."
         )
-    return None
+    return refusal_on_tpu(kv_scales)
 
 
 def ragged_paged_attention(

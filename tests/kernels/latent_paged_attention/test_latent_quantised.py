@@ -20,7 +20,7 @@ BACKENDS = [
     "tpu",
     "gpu",
 ]
-CASE = Case(((0, 1), (16, 1), (130, 1), (0, 40), (17, 5)), rank=128, rope=32, width=256, page_size=64)
+CASE = Case(((0, 1), (16, 1), (130, 1), (0, 40), (17, 5)), rank=128, rope=32, width=256, page_size=128)
 
 
 def stored(rows, case, dtype):
@@ -73,7 +73,7 @@ def test_it_is_the_attention_over_the_dequantised_values(dtype, backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_shards_of_slots_merge_to_the_same(backend, over_shards):
-    case = dataclasses.replace(CASE, page_size=128)
+    case = dataclasses.replace(CASE, page_size=512 if backend == "tpu" else 128)
     args, wanted, written = build(case, "int8")
     op = op_of(backend)
     out, got, _ = over_shards(lambda *args: op(*args[:-1], slots=args[-1]), args, {4: 2, 10: 3}, 4)

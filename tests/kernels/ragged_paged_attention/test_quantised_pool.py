@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pallas_kernels.common.backends import UnsupportedError
 from pallas_kernels.common.quantised_pool import quantise
 from pallas_kernels.cpu_native import native
 from pallas_kernels.ragged_paged_attention import ragged_paged_attention
@@ -34,8 +35,10 @@ def stored(pool, dtype):
     return numbers, scales.reshape(*scales.shape[:3], -1).swapaxes(2, 3).copy()
 
 
-def build(name, backend):
+def build(name, backend, shards=1):
     case, dtype = CASES[name]
+    if backend == "tpu":
+        case = dataclasses.replace(case, page_size=128 * shards)
     case = dataclasses.replace(case, options={"scale": case.dim**-0.5, **case.options})
     pack, lanes = (4, 128) if backend == "tpu" else (1, case.dim)
     case = dataclasses.replace(case, lanes=lanes)
@@ -83,7 +86,7 @@ def test_it_is_the_attention_over_the_dequantised_values(name, backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_shards_of_slots_merge_to_the_same(backend, over_shards):
-    case, args, wanted, written = build("window", backend)
+    case, args, wanted, written = build("window", backend, shards=4)
     op = op_of(case, sinks_of(case), backend)
     out, pools, _ = over_shards(lambda *args: op(*args[:-1], slots=args[-1]), args, {3: 2, 9: 3}, 4)
     np.testing.assert_allclose(out, wanted, atol=1e-5, rtol=1e-5)
@@ -129,6 +132,15 @@ def test_a_scan_over_layers_holds_no_second_pool_nor_scales():
     scales = jax.ShapeDtypeStruct((32, 4096, shape[1], shape[0]), jnp.float32)
     compiled = jax.jit(step, donate_argnums=(0, 1)).lower(pool, scales, *rest).compile()
     assert compiled.memory_analysis().temp_size_in_bytes < 0.02 * np.prod(pool.shape)
+
+
+def test_pages_whose_scales_would_be_copied_are_refused_on_tpu():
+    case, dtype = CASES["mixed"]
+    pool = jnp.zeros((2, 9, 16, 1, 4, 128), dtype)
+    args = [jnp.asarray(naive.build(case)[array]) for array in ARRAYS]
+    args[3] = pool
+    with pytest.raises(UnsupportedError, match="pages of 16 slots would be copied; use pages of a multiple of 128"):
+        ragged_paged_attention(*args, kv_scales=jnp.zeros((2, 9, 4, 16)), scale=1.0, backend="tpu")
 
 
 def test_scales_of_both_kinds_at_once_are_refused():
