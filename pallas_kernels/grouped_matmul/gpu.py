@@ -12,7 +12,7 @@ from pallas_kernels.grouped_matmul.activations import ACTIVATIONS
 from pallas_kernels.grouped_matmul.routing import split_groups
 from pallas_kernels.quantised_matmul import gpu_tiles
 from pallas_kernels.quantised_matmul.formats import QuantisedTensor
-from pallas_kernels.quantised_matmul.gpu import OUT_TILE, refusal_of_weight
+from pallas_kernels.quantised_matmul.gpu import OUT_TILE, STAGES, refusal_of_weight
 
 MOST_TILE = 64
 
@@ -56,7 +56,7 @@ def project(
         ),
         out_shape=result_like((rows, form.rows), x.dtype, *operands),
         grid=(blocks.group.shape[0], pl.cdiv(form.rows, OUT_TILE)),
-        compiler_params=plgpu.CompilerParams(num_warps=4, num_stages=3),
+        compiler_params=plgpu.CompilerParams(num_warps=4, num_stages=STAGES),
         interpret=interpret,
         name=f"grouped_matmul_{form.format or 'plain'}_{activation or 'plain'}",
     )(*operands)

@@ -14,6 +14,7 @@ from pallas_kernels.quantised_matmul.formats import QuantisedTensor
 
 OUT_TILE = 64
 MOST_TOKENS = 64
+STAGES = 3
 
 
 def refusal(x: Array, weight: QuantisedTensor) -> str | None:
@@ -47,7 +48,7 @@ def quantised_matmul(
         functools.partial(_kernel, weight=form, tile=tile, tokens=tokens),
         out_shape=result_like((tokens, n_out), x.dtype, *operands),
         grid=(pl.cdiv(tokens, tile), pl.cdiv(n_out, OUT_TILE)),
-        compiler_params=plgpu.CompilerParams(num_warps=4, num_stages=3),
+        compiler_params=plgpu.CompilerParams(num_warps=4, num_stages=STAGES),
         interpret=interpret,
         name=f"quantised_matmul_{weight.format}",
     )(*operands)

@@ -1,13 +1,8 @@
 """Every real shape compiles for every target with the real compilers, and copies no stack of experts."""
 
-import functools
-
-import jax
-import numpy as np
 import pytest
-from jax.sharding import Mesh, PartitionSpec
 
-from pallas_kernels.grouped_matmul import grouped_ffn
+from pallas_kernels.grouped_matmul.ahead_of_time import TOKENS, compile_layer
 from pallas_kernels.grouped_matmul.arg_specs import SPECS
 from sharding.topologies import topology
 
@@ -19,7 +14,6 @@ TARGETS = {
     "h100:8": "gpu",
     "h200:8": "gpu",
 }
-TOKENS = {"decode": 64, "prefill": 512}
 
 
 @pytest.mark.aot
@@ -27,10 +21,6 @@ TOKENS = {"decode": 64, "prefill": 512}
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
 def test_it_compiles_and_holds_little_beside_the_rows_of_its_tokens(spec, target, tokens):
-    mesh = Mesh(np.array(topology(target)[:1]), ("expert",))
-    args = spec.abstract(2, tokens)
-    call = functools.partial(grouped_ffn, **spec.options(), backend=TARGETS[target])
-    mapped = jax.shard_map(lambda args: call(**args), mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec())
-    compiled = jax.jit(mapped).lower(args).compile()
+    compiled = compile_layer(spec, tokens, topology(target)[0], TARGETS[target])
     rows = tokens * spec.choices * (3 * spec.model + 2 * spec.ffn) * 2
     assert compiled.memory_analysis().temp_size_in_bytes < 2 * rows + (8 << 20)

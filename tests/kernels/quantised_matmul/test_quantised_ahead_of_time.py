@@ -1,11 +1,8 @@
 """Every real shape compiles for every target with the real compilers, and copies no stack of weights."""
 
-import jax
-import numpy as np
 import pytest
-from jax.sharding import Mesh, PartitionSpec
 
-from pallas_kernels.quantised_matmul import quantised_matmul
+from pallas_kernels.quantised_matmul.ahead_of_time import TOKENS, compile_layer
 from pallas_kernels.quantised_matmul.arg_specs import SPECS
 from sharding.topologies import topology
 
@@ -17,7 +14,6 @@ TARGETS = {
     "h100:8": "gpu",
     "h200:8": "gpu",
 }
-TOKENS = {"decode": 64, "prefill": 512}
 
 
 @pytest.mark.aot
@@ -25,11 +21,6 @@ TOKENS = {"decode": 64, "prefill": 512}
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
 def test_it_compiles_and_holds_little_beside_its_activations(spec, target, tokens):
-    def call(x, weight, layer):
-        return quantised_matmul(x, weight, layer=layer, backend=TARGETS[target])
-
-    mesh = Mesh(np.array(topology(target)[:1]), ("x",))
-    mapped = jax.shard_map(call, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec())
-    compiled = jax.jit(mapped).lower(*spec.abstract(4, tokens)).compile()
+    compiled = compile_layer(spec, tokens, topology(target)[0], TARGETS[target])
     activations = tokens * (spec.n_in + spec.n_out) * 2
     assert compiled.memory_analysis().temp_size_in_bytes < 2 * activations + (1 << 20)
