@@ -16,7 +16,7 @@ import jax
 from absl import app, flags
 
 from pallas_kernels.common.backends import target_platform
-from pallas_kernels.common.tuning import device_name
+from pallas_kernels.common.tuning import add_entry, device_name
 from pallas_kernels.ragged_paged_attention import bench
 from pallas_kernels.ragged_paged_attention.blocks import PACKAGE
 from sharding.topologies import KINDS
@@ -33,9 +33,9 @@ def main(_: list[str]) -> None:
     if not here and TUNE.value:
         raise app.UsageError("--tune measures; it needs a TPU or GPU.")
     if TUNE.value:
-        entry = bench.tune(SPEC.value, platform, device)
+        entry = bench.tune(bench.tune_case(SPEC.value), platform, device)
         print(json.dumps(entry))
-        _add(Path(str(resources.files(PACKAGE))) / "tuning" / f"{platform}.json", entry)
+        add_entry(Path(str(resources.files(PACKAGE))) / "tuning" / f"{platform}.json", entry)
         return
     cases = list(bench.cases(SPEC.value, KINDS[device].memory // 2) if here else bench.tiny_cases())
     for case in cases:
@@ -53,11 +53,6 @@ def main(_: list[str]) -> None:
                 line["bandwidth_share"] = found.bytes_per_second / KINDS[device].bandwidth
                 line["flops_share"] = found.flops_per_second / KINDS[device].bf16_flops
             print(json.dumps(line), flush=True)
-
-
-def _add(path: Path, entry: dict) -> None:
-    entries = [old for old in json.loads(path.read_text()) if old["shape"] != entry["shape"]]
-    path.write_text("[\n" + ",\n".join(json.dumps(one) for one in [*entries, entry]) + "\n]\n")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import json
 from functools import cache
 from importlib import resources
+from pathlib import Path
 
 import jax
 
@@ -32,6 +33,12 @@ def tuned(package: str, platform: str, shape: dict[str, int | str]) -> dict[str,
         if entry["shape"] == shape:
             return dict(entry["blocks"])
     return None
+
+
+def add_entry(path: Path, entry: dict) -> None:
+    """Writes a measured entry into a file of `tuning/`, in place of the one for its shape if there is one."""
+    entries = [old for old in json.loads(path.read_text()) if old["shape"] != entry["shape"]]
+    path.write_text("[\n" + ",\n".join(json.dumps(one) for one in [*entries, entry]) + "\n]\n")
 
 
 @cache

@@ -77,20 +77,37 @@ def measure(case: Case, backend: str, *, repeats: int, interpret: bool = False, 
     return Measurement(best, cost.bytes / best, cost.flops / best)
 
 
-def tune(name: str, backend: str, device: str) -> dict:
-    """The entry of tuning/*.json for a shape: the fastest blocks that fit, for both decode and prefill."""
+def tune_case(name: str) -> Case:
+    """Decode and prefill of a shape, at once: what its blocks are chosen for."""
     spec = replace(next(spec for spec in SPECS if spec.name == name), layers=1)
-    case = Case(spec, (*[(8191, 1)] * 32, (7680, 512)))
-    lanes = -(-spec.dim // 128) * 128 if backend == "tpu" else spec.dim
-    shape = Shape(spec.heads, spec.kv_heads, lanes, spec.page_size // spec.shards, spec.pool_dtype)
+    return Case(spec, (*[(8191, 1)] * 32, (7680, 512)))
+
+
+def candidates(shape: Shape, backend: str) -> list[TpuBlocks] | list[GpuBlocks]:
+    """Block sizes to try: those that fit."""
     if backend == "tpu":
-        pages = sorted({max(1, keys // spec.page_size) for keys in (256, 512, 1024, 2048)})
-        candidates = [TpuBlocks(*sizes) for sizes in product((16, 32, 64, 128, 256), pages)]
-    else:
-        candidates = [GpuBlocks(*sizes) for sizes in product((32, 64, 128), (16, 32, 64, 128), (4, 8), (2, 3, 4))]
-    fitting = [blocks for blocks in candidates if blocks.refusal(shape) is None]
-    best = min(fitting, key=lambda blocks: measure(case, backend, repeats=5, blocks=blocks).seconds)
+        pages = sorted({max(1, keys // shape.page_size) for keys in (256, 512, 1024, 2048)})
+        sizes = [TpuBlocks(*sizes) for sizes in product((16, 32, 64, 128, 256), pages)]
+        return [blocks for blocks in sizes if blocks.refusal(shape) is None]
+    sizes = [GpuBlocks(*sizes) for sizes in product((32, 64, 128), (16, 32, 64, 128), (4, 8), (2, 3, 4))]
+    return [blocks for blocks in sizes if blocks.refusal(shape) is None]
+
+
+def tune(case: Case, backend: str, device: str, *, repeats: int = 5, interpret: bool = False, among=None) -> dict:
+    """The entry of tuning/*.json for a shape: the fastest of the blocks `among` (None: `candidates`) for `case`."""
+    shape = shape_of(case.spec, backend)
+
+    def seconds(blocks) -> float:
+        return measure(case, backend, repeats=repeats, interpret=interpret, blocks=blocks).seconds
+
+    best = min(among or candidates(shape, backend), key=seconds)
     return {"shape": {"device": device, **asdict(shape)}, "blocks": asdict(best)}
+
+
+def shape_of(spec: ArgSpec, backend: str) -> Shape:
+    """What the blocks of a real shape depend on."""
+    lanes = -(-spec.dim // 128) * 128 if backend == "tpu" else spec.dim
+    return Shape(spec.heads, spec.kv_heads, lanes, spec.page_size // spec.shards, spec.pool_dtype)
 
 
 def _arguments(case: Case, backend: str) -> dict[str, jax.Array]:

@@ -7,7 +7,8 @@ from math import prod
 from pallas_kernels.common.report import Row
 from pallas_kernels.ragged_paged_attention.ahead_of_time import DECODE, PREFILL, compile_layers, pool_copies
 from pallas_kernels.ragged_paged_attention.arg_specs import SPECS, ArgSpec
-from pallas_kernels.ragged_paged_attention.blocks import Shape, gpu_blocks, tpu_blocks
+from pallas_kernels.ragged_paged_attention.bench import shape_of
+from pallas_kernels.ragged_paged_attention.blocks import gpu_blocks, tpu_blocks
 from pallas_kernels.ragged_paged_attention.cost import fewest, gpu_cost, tpu_cost
 from sharding.topologies import KINDS, topology
 
@@ -57,11 +58,9 @@ def rows(target: str, name: str) -> Iterator[Row]:
 
 
 def _planned(spec: ArgSpec, backend: str, lens, longest: int):
+    shape = shape_of(spec, backend)
     if backend == "tpu":
-        lanes = -(-spec.dim // 128) * 128
-        shape = Shape(spec.heads, spec.kv_heads, lanes, spec.page_size // spec.shards, spec.pool_dtype)
         blocks = tpu_blocks(shape, spec.max_len // spec.page_size, longest)
         return tpu_cost(spec, lens, blocks), blocks.vector_bytes(shape)
-    shape = Shape(spec.heads, spec.kv_heads, spec.dim, spec.page_size // spec.shards, spec.pool_dtype)
     blocks = gpu_blocks(shape)
     return gpu_cost(spec, lens, blocks), blocks.shared_bytes(shape)
