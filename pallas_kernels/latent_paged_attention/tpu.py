@@ -27,11 +27,10 @@ def refusal(q_latent: Array, pool: Array, kv_scales: Array | None) -> str | None
     """Why the kernel cannot run these arguments, None where it can."""
     if pool.dtype.name not in ("float32", "bfloat16", *LIMITS):
         return f"pools must be float32, bfloat16, {' or '.join(LIMITS)}, got {pool.dtype.name}."
-    if pool.shape[3] % 128 or q_latent.shape[2] % 128:
-        return (
-            f"the pool's last axis ({pool.shape[3]}) and the latent rank ({q_latent.shape[2]}) must be multiples of"
-            " 128; pad the pool."
-        )
+    if pool.shape[3] % LANES:
+        return f"the pool's last axis ({pool.shape[3]}) must be a multiple of {LANES}; pad the pool."
+    if kv_scales is not None and q_latent.shape[2] % LANES:
+        return f"the latent rank of a pool with scales must be a multiple of {LANES}, got {q_latent.shape[2]}."
     tile = 32 // pool.dtype.itemsize
     if pool.shape[2] % tile:
         return f"pages of {pool.dtype.name} must hold a multiple of {tile} positions, got {pool.shape[2]}."
@@ -72,7 +71,7 @@ def attend(
         page_table,
         slots,
         heads=heads,
-        rank=rank,
+        rank=-(-rank // LANES) * LANES,  # values in whole lanes, of which the rest is dropped
         scale=scale,
         pages=blocks.pages,
         interpret=interpret,
@@ -92,7 +91,7 @@ def attend(
     if max_q_len != 1:
         found = jax.lax.cond(num_seqs[1] > num_seqs[0], with_prefill, lambda found: found, found)
     real = (jnp.arange(tokens) < cu_q_lens[num_seqs[1]])[:, None, None]
-    out = jnp.where(real, found[0], 0)
+    out = jnp.where(real, found[0][..., :rank], 0)
     if slots is None:
         return out.astype(q_latent.dtype), None
     return out, jnp.where(real, found[1], -jnp.inf)[..., 0]

@@ -22,6 +22,7 @@ CASES = {
     "prefill": Case(((0, 200),), padded_tokens=0, padded_seqs=0, **SHAPE),
     "large_pages": Case(MIXED, page_size=256, **SHAPE),
     "bfloat16": Case(MIXED, dtype="bfloat16", **SHAPE),
+    "a_rank_of_part_of_the_lanes": Case(MIXED[:4], rank=40, rope=16, width=128),
     "nothing": Case((), padded_tokens=8, padded_seqs=4, **SHAPE),
 }
 interpreted = jax.jit(
@@ -50,5 +51,5 @@ def test_any_ragged_batch_equals_dense_attention(decodes, rest, seed):
 
 def test_a_pool_that_is_not_padded_is_refused_with_the_reason():
     batch = latent_cases.build(Case(((0, 1),), rank=128, rope=64, width=192))
-    with pytest.raises(UnsupportedError, match=r"tpu: the pool's last axis \(192\) .* multiples of 128; pad the pool"):
+    with pytest.raises(UnsupportedError, match=r"tpu: the pool's last axis \(192\) must be a multiple of 128"):
         latent_paged_attention(*(np.asarray(a) for a in batch.args), scale=1.0, backend="tpu")
