@@ -2,6 +2,7 @@
 
 Run:    python scripts/compile.py --config=qwen3_30b_a3b_v5e_8
         python scripts/compile.py --config=kimi_k2_5_v5p_8 --topology=v5p:2x2x4 --json
+        python scripts/compile.py --config=qwen3_30b_a3b_v5e_8 --bundle=bundles
         python scripts/compile.py --config=kimi_k2_5_h100x8 --largest
 Expect: a table of programs (seconds, temporaries, FLOP, bytes moved) and a line of memory; --json prints one object.
 """
@@ -27,6 +28,9 @@ TOPOLOGY = flags.DEFINE_string("topology", None, "Devices, e.g. v5p:2x2x2 or h10
 LARGEST = flags.DEFINE_bool(
     "largest", False, "Compile the largest step and its sampler only: the memory figures in a fraction of the time."
 )
+BUNDLE = flags.DEFINE_string(
+    "bundle", None, "Folder to write an executable bundle to: LLM(bundle=…) loads it on such devices without compiling."
+)
 JSON = flags.DEFINE_bool("json", False, "Print one JSON object.")
 
 
@@ -44,6 +48,8 @@ def show(report: CompileReport) -> None:
         f"{row['reserved_gib_per_device']:.2f} reserved; {row['kv_gib_total']:.2f} GiB are left for KV in all, "
         f"{row['kv_tokens']:,} tokens (weights held once, no temporaries: {report.kv_limit / 2**30:.2f} GiB)"
     )
+    if report.bundle_bytes:
+        print(f"bundle: {len(report.programs)} programs, {report.bundle_bytes / 1e6:.1f} MB in {BUNDLE.value}")
 
 
 def tell(name: str, done: int, total: int) -> None:
@@ -54,7 +60,7 @@ def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"Arguments {argv[1:]} are not flags.")
     try:
-        report = compile_deployment(find_deployment(CONFIG.value), TOPOLOGY.value, tell, LARGEST.value)
+        report = compile_deployment(find_deployment(CONFIG.value), TOPOLOGY.value, tell, LARGEST.value, BUNDLE.value)
     except TrillionInferError as error:
         sys.exit(f"compile.py: {error}")
     for note in report.notes:

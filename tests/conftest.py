@@ -48,7 +48,7 @@ def make_llm() -> Callable:
 
     def fresh(model: str | Path, **options):
         path = GOLDEN / "tiny" / model if isinstance(model, str) else model
-        return LLM(path, **{"dtype": "float32", "max_running": 8, "kv_memory": 16 * 2**20, **options})
+        return LLM(path, **{"dtype": "float32", "max_running": 8, "kv_memory": 16 * 2**20, "bundle": "", **options})
 
     def make(model: str | Path, **options):
         key = (model, *sorted(options.items()))

@@ -18,6 +18,7 @@ from trillion_infer.config.hf import eos_union
 from trillion_infer.core.errors import ConfigError, InvalidRequestError, ModelLoadError
 from trillion_infer.core.outputs import RequestOutput
 from trillion_infer.core.sampling_params import SamplingParams
+from trillion_infer.core.timeline import Timeline
 from trillion_infer.distributed.group import Group
 from trillion_infer.distributed.joining import form_group, processes_of
 from trillion_infer.engine.build import BuildReport, build_disaggregated, build_engine, plan_engine
@@ -25,10 +26,10 @@ from trillion_infer.engine.compile_cache import enable_compile_cache
 from trillion_infer.engine.disaggregated import DisaggregatedEngine
 from trillion_infer.engine.engine import Engine
 from trillion_infer.engine.many_hosts import FollowingEngine, check_options, plan_of
+from trillion_infer.engine.memory import with_unaccounted
 from trillion_infer.generation.generator import Generator, TextStream
 from trillion_infer.generation.prompts import Prompt, PromptReader
 from trillion_infer.models import read_family
-from trillion_infer.text.chat import chat_template
 from trillion_infer.text.tokenizer import Tokenizer
 from trillion_infer.weights.checkpoint import Checkpoint, open_checkpoint
 from trillion_infer.weights.load import LoadReport, load_params
@@ -63,7 +64,11 @@ class LLM:
       debug_kernels: check page tables and lengths before every step and raise KernelInputError, at some cost.
       precompile: compile every program before the first request. compile_cache: folder for compiled programs, ""
         for none; None: the user's cache folder.
+      bundle: folder of executable bundles (scripts/compile.py --bundle writes them): programs are loaded from the one
+        that fits model, mesh, devices, versions and code, without tracing; what it lacks is compiled and added. "" for
+        none; None: the user's cache folder on CPU, none elsewhere. A bundle is machine code: use only your own.
       prefix_caching: reuse KV of equal prefixes. chunked_prefill: False computes each prompt in one step.
+      startup_trace: file for a Chrome trace of the start-up; `llm.report.timeline.bars()` shows the same as text.
       max_waiting: most requests that may queue. progress: called with (phase, done, total) while loading.
       group_key_file: file with the secret by which processes of one program know each other; None: one made for them.
 
@@ -93,20 +98,24 @@ class LLM:
         interpret: bool = False,
         precompile: bool = True,
         compile_cache: str | None = None,
+        bundle: str | None = None,
         prefix_caching: bool = True,
         chunked_prefill: bool = True,
         max_waiting: int | None = None,
         group_key_file: str | None = None,
+        startup_trace: str | None = None,
         progress: Progress | None = None,
     ):
         options = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+        timeline = Timeline.of_process()
         options = _with_deployment(options)
         _refuse_unavailable(options)
         engine_fields = EngineConfig.__dataclass_fields__
         engine_config = EngineConfig(**{name: value for name, value in options.items() if name in engine_fields})
         if engine_config.compile_cache_folder:
             enable_compile_cache(engine_config.compile_cache_folder)
-        checkpoint = RandomCheckpoint(model, seed) if isinstance(model, Mapping) else open_checkpoint(model)
+        with timeline.phase("open checkpoint"):
+            checkpoint = RandomCheckpoint(model, seed) if isinstance(model, Mapping) else open_checkpoint(model)
         try:
             roles = sub_meshes(options["disaggregate"]) if options["disaggregate"] else None
             self.mesh = roles["decode"][0] if roles else make_mesh(options["mesh"])
@@ -117,7 +126,7 @@ class LLM:
         self._group = _join(self.mesh, options)
         self.load_report: LoadReport | None = None
         with ThreadPoolExecutor(1) as pool:
-            loading = pool.submit(load_tokenizer, checkpoint)
+            loading = pool.submit(load_tokenizer, checkpoint, timeline)
             family = read_family(checkpoint.config, checkpoint.generation_config)
 
             def load(specs: dict[str, Any], shardings: dict[str, Any], dtype: str) -> dict[str, jax.Array]:
@@ -143,13 +152,16 @@ class LLM:
             fingerprint = checkpoint.fingerprint()
             self.engine: Engine | DisaggregatedEngine | FollowingEngine
             if roles is None:
-                blueprint = plan_engine(family, self.mesh, engine_config, packing)
+                with timeline.phase("plan"):
+                    blueprint = plan_engine(family, self.mesh, engine_config, packing)
                 if self._group is not None:
                     self._group.require_equal(plan_of(blueprint, fingerprint))
-                self.engine, self.report = build_engine(blueprint, load, fingerprint, progress, group=self._group)
+                self.engine, self.report = build_engine(
+                    blueprint, load, fingerprint, progress, group=self._group, timeline=timeline
+                )
             else:
                 self.engine, blueprint, self.report = build_disaggregated(
-                    family, engine_config, roles, load, fingerprint, progress, packing
+                    family, engine_config, roles, load, fingerprint, progress, packing, timeline
                 )
             self.tokenizer: Tokenizer | None = loading.result()
         self.blueprint = blueprint
@@ -165,6 +177,8 @@ class LLM:
         self.generator = Generator(self.engine, reader)  # pyright: ignore[reportArgumentType]
         self._ids = itertools.count()
         self._template = None
+        if startup_trace:
+            timeline.write_trace(startup_trace)
 
     @property
     def max_model_len(self) -> int:
@@ -238,6 +252,8 @@ class LLM:
         if self._template is None:
             if self.tokenizer is None:
                 raise InvalidRequestError("chat needs a tokenizer with a chat template, and the model has none.")
+            from trillion_infer.text.chat import chat_template
+
             self._template = chat_template(self.tokenizer)
         return self._template.render([dict(message) for message in messages], **options)
 
@@ -290,20 +306,26 @@ class LLM:
         return self.engine.stats()
 
     def memory(self) -> dict[str, int]:
-        """Bytes by holder, over the whole mesh: weights, each KV pool, sampler, program temporaries (one device)."""
+        """Bytes by holder: weights, KV pools, page tables and sampler over the whole mesh, program temporaries (of one
+        device), KV in host memory and on disk, and what is in use beside them, where the system tells."""
         report: BuildReport = self.report
-        return {"weights": report.weights_bytes, **self.engine.memory(), "program_temporaries": report.temp_bytes}
+        engine = {"weights": report.weights_bytes, **self.engine.memory()}
+        return with_unaccounted({**engine, "program_temporaries": report.temp_bytes}, self.mesh)
 
     def close(self) -> None:
         """Ends what is in flight, lets followers go, and frees the arrays."""
         self.engine.close()
 
 
-def load_tokenizer(checkpoint: Checkpoint | RandomCheckpoint) -> Tokenizer | None:
+def load_tokenizer(checkpoint: Checkpoint | RandomCheckpoint, timeline: Timeline | None = None) -> Tokenizer | None:
     """The checkpoint's tokenizer; None where it has none (token ids only)."""
     if isinstance(checkpoint, RandomCheckpoint):
         return None
-    path = checkpoint.path
+    with (timeline or Timeline()).phase("load tokenizer"):
+        return _read_tokenizer(checkpoint.path)
+
+
+def _read_tokenizer(path: Path) -> Tokenizer | None:
     if path.is_file():
         return Tokenizer.from_gguf(path)
     if (path / "tokenizer.gguf").exists():

@@ -5,10 +5,13 @@ from collections.abc import Callable
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.common.backends import choose_backend
-from pallas_kernels.grouped_matmul import cpu, experts, gpu, reference, tpu
+from pallas_kernels.common.lazy import LazyModule
+from pallas_kernels.grouped_matmul import cpu, experts, reference
 from pallas_kernels.grouped_matmul.checks import check_ffn, check_grouped_matmul
 from pallas_kernels.quantised_matmul.api import as_index
 from pallas_kernels.quantised_matmul.formats import QuantisedTensor
+
+gpu, tpu = (LazyModule(f"pallas_kernels.grouped_matmul.{name}") for name in ("gpu", "tpu"))
 
 
 def grouped_matmul(

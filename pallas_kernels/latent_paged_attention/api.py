@@ -6,10 +6,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.common.backends import choose_backend
+from pallas_kernels.common.lazy import LazyModule
 from pallas_kernels.common.quantised_pool import LIMITS, check_scales
 from pallas_kernels.common.slot_shard import SlotShard, whole_pages
-from pallas_kernels.latent_paged_attention import cpu, gpu, reference, tpu
+from pallas_kernels.latent_paged_attention import cpu, reference
 from pallas_kernels.latent_paged_attention.checks import check_shapes
+
+gpu, tpu = (LazyModule(f"pallas_kernels.latent_paged_attention.{name}") for name in ("gpu", "tpu"))
 
 
 def latent_paged_attention(

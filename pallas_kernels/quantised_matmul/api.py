@@ -6,8 +6,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.common.backends import choose_backend
-from pallas_kernels.quantised_matmul import cpu, gpu, reference, tpu
+from pallas_kernels.common.lazy import LazyModule
+from pallas_kernels.quantised_matmul import cpu, reference
 from pallas_kernels.quantised_matmul.formats import QuantisedTensor
+
+gpu, tpu = (LazyModule(f"pallas_kernels.quantised_matmul.{name}") for name in ("gpu", "tpu"))
 
 ACTIVATION_DTYPES = ("float32", "bfloat16", "float16")
 

@@ -83,7 +83,7 @@ def test_second_start_takes_its_programs_from_the_cache_u59(make_llm, tmp_path):
     from trillion_infer import LLM
     from trillion_infer.engine.compile_cache import enable_compile_cache
 
-    options = {"dtype": "float32", "max_running": 2, "kv_memory": 2**20, "compile_cache": str(tmp_path)}
+    options = {"dtype": "float32", "max_running": 2, "kv_memory": 2**20, "compile_cache": str(tmp_path), "bundle": ""}
     previous = jax.config.jax_compilation_cache_dir
     try:
         LLM(GOLDEN / "tiny" / "smollm2", **options)

@@ -12,12 +12,12 @@ from trillion_infer.core.errors import TrillionInferError
 
 
 def startup(options: Mapping[str, Any], prompt: Sequence[int], repeats: int = 1) -> dict[str, float]:
-    """startup_cold_s with an empty cache of compiled programs, then startup_s, the best of `repeats` with that cache.
+    """startup_cold_s without compiled programs, then startup_s, the best of `repeats` with the bundle that this left.
 
     Both find the model's file in the system's page cache and the native kernels built. `options`: keywords of LLM.
     """
     with tempfile.TemporaryDirectory(prefix="trillion_infer_cold_") as cache:
-        fresh = {**options, "compile_cache": cache}
+        fresh = {**options, "compile_cache": f"{cache}/xla", "bundle": f"{cache}/bundles"}
         cold = first_token_s(fresh, prompt)
         return {"startup_cold_s": cold, "startup_s": min(first_token_s(fresh, prompt) for _ in range(repeats))}
 

@@ -40,10 +40,16 @@ class GroupPages:
         self.on_evict: Callable[[Block], None] | None = None
         """Called with a block whose page is about to be given to somebody else."""
         self._held: dict[Request, HeldPages] = {}
+        self._is_full = group.is_full
 
     def held(self, request: Request) -> HeldPages:
         """The pages of a request that was attached."""
         return self._held[request]
+
+    def holds(self, request: Request, end: int) -> bool:
+        """The request holds every block below `end` and none that `prepare` would release."""
+        held = self._held[request]
+        return self._is_full and held.first + len(held.pages) >= end
 
     def num_held(self, request: Request) -> int:
         """0 for a request that holds nothing."""

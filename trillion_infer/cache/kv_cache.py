@@ -99,10 +99,10 @@ class KVCache:
 
     def commit(self, request: Request) -> None:
         """Name the full blocks whose tokens are known and computed; cost is in proportion to the new blocks."""
-        if not self.enable_prefix or request not in self._committed:
+        done = self._committed.get(request)
+        if done is None or not self.enable_prefix:
             return
-        done = self._committed[request]
-        count = min(request.num_known, request.num_computed) // self.page_size
+        count = min(len(request.prompt_ids) + len(request.output_ids), request.num_computed) // self.page_size
         if count <= done:
             return
         names = self._names(request, count)
@@ -121,6 +121,11 @@ class KVCache:
         Pages that no query from num_computed on reads are released first, whatever the answer.
         """
         end = -(-upto_tokens // self.page_size)
+        for group in self.groups:
+            if not group.holds(request, end):
+                break
+        else:
+            return True
         starts = [group.prepare(request) for group in self.groups]
         if min(starts) >= end:
             return True

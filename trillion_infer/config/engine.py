@@ -13,10 +13,10 @@ ATTENTION = ("auto", "reference", "pallas", "tpu", "gpu", "cpu")
 PAGE_SIZES = (8, 16, 32, 64, 128, 256, 512)
 
 
-def default_compile_cache() -> str:
-    """Folder of compiled programs that outlive the process."""
+def user_cache(name: str) -> str:
+    """Folder of this name in the user's cache."""
     root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return str(Path(root) / "trillion_infer" / "xla")
+    return str(Path(root) / "trillion_infer" / name)
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,8 @@ class EngineConfig:
     host_kv, disk_kv: bytes of host memory, and FOLDER:BYTES of disk, for KV that the pools give up.
     speculate: drafters joined by commas: ngram, suffix, grammar; None: none.
     attention: backend of the attention ops. precompile: compile every bucket before the first request.
-    compile_cache: folder for compiled programs, "" for none. prefix_caching: share KV of equal prefixes.
+    compile_cache: folder of XLA's own cache, "" for none. bundle: folder of executable bundles, "" for none; None:
+    the user's cache on CPU, none elsewhere. prefix_caching: share KV of equal prefixes.
     chunked_prefill: False computes each prompt in one step. run_ahead: the host prepares a step while one runs.
     debug_kernels: check the values of every batch before it is sent, which makes every step wait for the last.
     interpret: run Pallas kernels on CPU in interpret mode, for tests; `attention` says whose (pallas: TPU's).
@@ -49,6 +50,7 @@ class EngineConfig:
     attention: str = "auto"
     precompile: bool = True
     compile_cache: str | None = None
+    bundle: str | None = None
     prefix_caching: bool = True
     chunked_prefill: bool = True
     run_ahead: bool = True
@@ -81,8 +83,14 @@ class EngineConfig:
     @property
     def compile_cache_folder(self) -> str | None:
         """None where caching is off."""
-        folder = default_compile_cache() if self.compile_cache is None else self.compile_cache
+        folder = user_cache("xla") if self.compile_cache is None else self.compile_cache
         return folder or None
+
+    def bundle_folder(self, platform: str) -> str | None:
+        """Where bundles of compiled programs lie; None where they are off."""
+        if self.bundle is None:
+            return user_cache("bundles") if platform == "cpu" else None
+        return self.bundle or None
 
 
 def _one_of(field: str, value: object, allowed: tuple[object, ...]) -> None:

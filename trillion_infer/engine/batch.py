@@ -2,13 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
 from trillion_infer.engine.buckets import Bucket
-from trillion_infer.sample import PACKED_FIELDS, RowParams, pack
+from trillion_infer.sample import PACKED_FIELDS
+from trillion_infer.sample.table import RowTable
 from trillion_infer.schedule.plan import Row
 
 ON_DEVICE = -1
@@ -26,6 +28,7 @@ class BatchLayout:
         """Numbers that the choosing program reads of each row; drafts and how many they are stand last."""
         return PACKED_FIELDS + (self.bucket.width if self.bucket.verifies else 0)
 
+    @cached_property
     def _fields(self) -> dict[str, int]:
         t, s = self.bucket.tokens, self.bucket.sequences
         return {
@@ -39,14 +42,14 @@ class BatchLayout:
             "row_params": self.row_fields * s,
         }
 
-    @property
+    @cached_property
     def size(self) -> int:
-        return sum(self._fields().values())
+        return sum(self._fields.values())
 
     def views(self, packed: np.ndarray) -> dict[str, np.ndarray]:
         """Writable views of one shard's row by field."""
         views, at = {}, 0
-        for name, size in self._fields().items():
+        for name, size in self._fields.items():
             views[name] = packed[at : at + size]
             at += size
         return views
@@ -54,7 +57,7 @@ class BatchLayout:
     def unpack(self, packed: Int[Array, "d n"]) -> dict[str, Int[Array, "d ..."]]:
         """Fields by name, with a leading data axis."""
         fields, at = {}, 0
-        for name, size in self._fields().items():
+        for name, size in self._fields.items():
             fields[name] = packed[:, at : at + size]
             at += size
         return fields
@@ -64,31 +67,52 @@ class BatchLayout:
         return self.unpack(packed)["row_params"].reshape(packed.shape[0], self.row_fields, self.bucket.sequences)
 
 
-def pack_rows(layout: BatchLayout, rows: Sequence[Row], num_decode: int, params: RowParams, out: np.ndarray) -> None:
-    """Writes one shard's rows (decode first) and their sampling parameters into its row `out` of the packed array."""
-    views, width = layout.views(out), layout.bucket.width
-    drafts = np.zeros((layout.row_fields - PACKED_FIELDS, layout.bucket.sequences), np.int32)
-    tokens, cu = views["tokens"], views["cu_q_lens"]
-    at = 0
-    for i, row in enumerate(rows):
-        request, stop = row.request, row.start + row.length
-        if row.length == 1:
-            tokens[at] = request.token(row.start)
+def pack_rows(layout: BatchLayout, rows: Sequence[Row], num_decode: int, table: RowTable, out: np.ndarray) -> None:
+    """Writes one shard's rows (decode first) and their sampling parameters into its zeroed row `out`.
+
+    The scheduler has counted a row's token as in flight already, so it is number num_output - 1.
+    """
+    views, count = layout.views(out), len(rows)
+    tokens: list[int] = []
+    numbers = []
+    for row in rows:
+        request = row.request
+        prompt, output = len(request.prompt_ids), request.output_ids
+        if row.length > 1:
+            tokens += _row_tokens(row)
+        elif row.start < prompt:
+            tokens.append(request.prompt_ids[row.start])
         else:
-            tokens[at : at + row.length] = _row_tokens(row)
-        at += row.length
-        cu[i + 1] = at
-        views["kv_lens"][i] = stop
-        views["slots"][i] = request.slot
-        views["prompt_lens"][i] = len(request.prompt_ids)
-        views["sample_rows"][i * width : (i + 1) * width] = at - 1
+            at = row.start - prompt
+            tokens.append(output[at] if at < len(output) else ON_DEVICE)
+        index = len(output) + request.num_in_flight - 1
+        numbers.append((request.slot, prompt, index, row.start + row.length, row.length, row.samples))
+    slots, prompts, indices, stops, lengths, samples = np.array(numbers, np.int32).reshape(count, 6).T
+    ends = np.cumsum(lengths)
+    views["tokens"][: len(tokens)] = tokens
+    views["slots"][:count] = slots
+    views["kv_lens"][:count] = stops
+    views["prompt_lens"][:count] = prompts
+    views["cu_q_lens"][1 : count + 1] = ends
+    views["cu_q_lens"][count + 1 :] = len(tokens)
+    views["num_seqs"][:] = (num_decode, count)
+    width = layout.bucket.width
+    views["sample_rows"][: count * width] = np.repeat(ends - 1, width)
+    params = views["row_params"].reshape(layout.row_fields, layout.bucket.sequences)
+    table.gather(slots, indices, samples != 0, params[:PACKED_FIELDS])
+    if layout.bucket.verifies:
+        _pack_drafts(rows, ends, width, views["sample_rows"], params[PACKED_FIELDS:])
+
+
+def _pack_drafts(
+    rows: Sequence[Row], ends: Int[np.ndarray, "n"], width: int, sample_rows: np.ndarray, drafts: np.ndarray
+) -> None:
+    """Each row's drafts, how many they are, and the places whose logits judge them."""
+    for i, row in enumerate(rows):
         if row.draft_ids:
-            count = len(row.draft_ids)
-            views["sample_rows"][i * width : i * width + count] = np.arange(at - 1 - count, at - 1)
+            count, last = len(row.draft_ids), int(ends[i]) - 1
+            sample_rows[i * width : i * width + count] = np.arange(last - count, last)
             drafts[:count, i], drafts[-1, i] = row.draft_ids, count
-    cu[len(rows) + 1 :] = at
-    views["num_seqs"][:] = (num_decode, len(rows))
-    views["row_params"][:] = np.concatenate([pack(params), drafts]).ravel()
 
 
 def _row_tokens(row: Row) -> list[int]:

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 from jax.sharding import Mesh, NamedSharding
@@ -41,25 +41,53 @@ def available(mesh: Mesh, kv_memory: float | None, temp_bytes: int) -> int:
 
 
 def divide(
-    layouts: Sequence[PoolLayout], mesh: Mesh, budget: int, *, max_running: int, max_model_len: int, extend_len: int
+    layouts: Sequence[PoolLayout],
+    mesh: Mesh,
+    budget: int,
+    *,
+    max_running: int,
+    max_model_len: int,
+    extend_len: int,
+    taken: str = "",
 ) -> list[CacheGroup]:
     """Groups with as many pages as `budget` bytes a device hold, never more than `max_running` full requests use.
 
     Groups share the budget in proportion to what one request of full length needs of each. Raises OutOfMemoryError
-    when there is no room for one page of each.
+    when there is no room for one page of each; `taken` then says what took the rest.
     """
     page_size = layouts[0].page_size
     groups = [CacheGroup(lay.key.name, lay.key.window, 1, lay.key.chunk) for lay in layouts]
-    per_request = [group.pages_for(max_model_len, extend_len, page_size) for group in groups]
     sizes = [local_page_bytes(layout, mesh) for layout in layouts]
-    request_bytes = sum(n * size for n, size in zip(per_request, sizes, strict=True))
+
+    def need(length: int) -> tuple[list[int], int]:
+        """Pages of each group, and bytes a device, that a request of this length takes."""
+        pages = [group.pages_for(length, extend_len, page_size) for group in groups]
+        return pages, sum(n * size for n, size in zip(pages, sizes, strict=True))
+
+    per_request, request_bytes = need(max_model_len)
     requests = min(max_running, budget / request_bytes)
     pages = [math.floor(n * requests) for n in per_request]
     if min(pages) < 1:
+        each = ", ".join(f"{g.name}: {s:,}" for g, s in zip(groups, sizes, strict=True))
+        least = max(math.ceil(request_bytes / min(per_request)), sum(sizes)) * mesh.devices.size
         raise OutOfMemoryError(
-            f"the KV budget is {budget:,} bytes a device; one page of {page_size} tokens takes {sum(sizes):,} "
-            f"({', '.join(f'{g.name}: {s:,}' for g, s in zip(groups, sizes, strict=True))}) and a request of "
-            f"max_model_len {max_model_len} takes {request_bytes:,}. Raise kv_memory, or lower page_size, "
-            "max_model_len or the weights' size (dtype, more devices)."
+            f"the KV budget is {budget:,} bytes a device{f' ({taken})' if taken else ''}; one page of {page_size} "
+            f"tokens takes {sum(sizes):,} ({each}) "
+            f"and a request of max_model_len {max_model_len} takes {request_bytes:,}. "
+            f"{_largest_that_fits(need, budget, page_size, max_model_len)} Raise kv_memory to {least:,} or more, or "
+            "lower page_size, max_model_len, or the weights' size (dtype, more devices)."
         )
     return [CacheGroup(g.name, g.window, n, g.chunk) for g, n in zip(groups, pages, strict=True)]
+
+
+def _largest_that_fits(
+    need: Callable[[int], tuple[list[int], int]], budget: int, page_size: int, max_model_len: int
+) -> str:
+    """Says the largest max_model_len, in whole pages, for which the budget holds one request."""
+    low, high = 0, max_model_len // page_size
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if need(middle * page_size)[1] <= budget else (low, middle - 1)
+    if low == 0:
+        return f"Not even one request of {page_size} tokens fits."
+    return f"The largest max_model_len of which one request fits is {low * page_size}."

@@ -1,9 +1,8 @@
 """From a checkpoint to an engine that is ready: weights load while programs compile."""
 
-import math
-import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -25,6 +24,7 @@ from trillion_infer.config.model import AttentionSpec, ModelConfig, MoESpec, cac
 from trillion_infer.config.scheduler import SchedulerConfig
 from trillion_infer.config.stages import stage_plan
 from trillion_infer.core.errors import ConfigError
+from trillion_infer.core.timeline import Timeline
 from trillion_infer.distributed.group import Follower, Group, Leader
 from trillion_infer.engine import budget
 from trillion_infer.engine.buckets import make_buckets
@@ -33,8 +33,10 @@ from trillion_infer.engine.engine import Engine
 from trillion_infer.engine.fits import check_fits_here
 from trillion_infer.engine.guard import BatchGuard
 from trillion_infer.engine.many_hosts import FollowingEngine, LeadingEngine, agreement, recorder_for
+from trillion_infer.engine.memory import device_bytes, told_as_ours
 from trillion_infer.engine.ops import choose_ops, default_page_size, platform_of, pool_platform
-from trillion_infer.engine.programs import Programs, compile_program
+from trillion_infer.engine.programs import Programs
+from trillion_infer.engine.sizing import prepare, size_pools
 from trillion_infer.engine.speculation import MAX_DRAFTS, Speculation, check_speculate
 from trillion_infer.engine.state import StateShape
 from trillion_infer.engine.tiering import KVTiering, PageCopier
@@ -55,17 +57,15 @@ Packing = Callable[[dict[str, ParamSpec], dict[str, Any]], Mapping[str, Quantise
 
 @dataclass
 class BuildReport:
-    """What start-up took, in seconds by phase, and what was chosen."""
+    """What start-up did when, and what was chosen."""
 
-    seconds: dict[str, float] = field(default_factory=dict)
+    timeline: Timeline = field(default_factory=Timeline)
     weights_bytes: int = 0
     kv_bytes: int = 0
     temp_bytes: int = 0
 
     def add(self, other: "BuildReport") -> None:
         """Takes in what another engine of the same process took."""
-        for phase, seconds in other.seconds.items():
-            self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
         self.weights_bytes += other.weights_bytes
         self.kv_bytes += other.kv_bytes
         self.temp_bytes = max(self.temp_bytes, other.temp_bytes)
@@ -137,14 +137,18 @@ class Blueprint:
             max_running=self.config.max_running,
             max_model_len=self.max_model_len,
             extend_len=self.max_batch_tokens,
+            taken=self._taken(temp_bytes),
         )
+
+    def _taken(self, temp_bytes: int) -> str:
+        """What else is on a device; nothing to say where the budget was given in bytes."""
+        if self.config.kv_memory is not None and self.config.kv_memory > 1:
+            return ""
+        return f"weights take {self.weight_bytes_per_device():,}, program temporaries {temp_bytes:,}"
 
     def weight_bytes_per_device(self) -> int:
         """Bytes of parameters on one device."""
-        return sum(
-            math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
-            for leaf in jax.tree.leaves(self.abstract_params())
-        )
+        return device_bytes(self.abstract_params())
 
 
 def plan_engine(family: Family, mesh: Mesh, config: EngineConfig, packing: Packing | None = None) -> Blueprint:
@@ -207,6 +211,7 @@ def build_engine(
     progress: Callable[[str, int, int], None] | None = None,
     engine_type: type[Engine] = Engine,
     group: Group | None = None,
+    timeline: Timeline | None = None,
 ) -> tuple[Engine | FollowingEngine, BuildReport]:
     """Loads weights and compiles programs side by side, sizes the KV pools, and returns an engine that is ready.
 
@@ -216,23 +221,26 @@ def build_engine(
     ConfigError when a tier beyond device memory cannot be had, before anything is loaded.
     """
     tell = progress or (lambda phase, done, total: None)
-    report = BuildReport()
-    config = blueprint.config
+    report = BuildReport(timeline or Timeline())
+    phase, config = report.timeline.phase, blueprint.config
     if config.debug_kernels and group is not None:
         raise ConfigError("debug_kernels reads every page table, which several processes cannot. Use one process.")
     check_fits_here(blueprint)
     copier = PageCopier(*_side(blueprint))
     tiers = copier.open_tiers(config, fingerprint + blueprint.dtype.encode())
     with ThreadPoolExecutor(1) as pool:
-        loading = pool.submit(_timed, report, "load", lambda: load(*_load_arguments(blueprint)))
-        temp_bytes = 0 if platform_of(blueprint.mesh) == "cpu" else _hungriest_temp(blueprint)
-        caches = blueprint.groups(temp_bytes, agreement(group))
-        programs = blueprint.programs(tuple(cache.num_pages for cache in caches))
+        loading = pool.submit(_timed, phase("load weights"), lambda: load(*_load_arguments(blueprint)))
+        with phase("size pools, open bundle"):
+            caches, programs = size_pools(blueprint, None if group is None else agreement(group))
         programs.recorder = recorder_for(group, programs)
         if config.precompile:
-            _timed(report, "compile", lambda: programs.compile_all(lambda done, total: tell("compile", done, total)))
+            pages = tuple(cache.num_pages for cache in caches)
+            with phase("load or compile programs"):
+                prepare(programs, pages, partial(tell, "compile"))
         params = loading.result()
-    state = blueprint.state_shape(tuple(cache.num_pages for cache in caches)).allocate(blueprint.mesh)
+    shape = blueprint.state_shape(tuple(cache.num_pages for cache in caches))
+    with phase("allocate pools"), told_as_ours("the KV pools", _holders(blueprint, shape, programs)):
+        state = shape.allocate(blueprint.mesh)
     report.weights_bytes = sum(array.nbytes for array in params.values())
     report.kv_bytes = sum(array.nbytes for array in state.pools)
     report.temp_bytes = max((program.temp_bytes for program in programs.all), default=0)
@@ -265,6 +273,7 @@ def build_disaggregated(
     fingerprint: bytes,
     progress: Callable[[str, int, int], None] | None = None,
     packing: Packing | None = None,
+    timeline: Timeline | None = None,
 ) -> tuple[DisaggregatedEngine, Blueprint, BuildReport]:
     """One engine a mesh of each role, and the movers between them; returns the first decode engine's blueprint.
 
@@ -278,11 +287,11 @@ def build_disaggregated(
         )
     engines: dict[str, list[Engine]] = {"prefill": [], "decode": []}
     blueprints: dict[str, list[Blueprint]] = {"prefill": [], "decode": []}
-    report = BuildReport()
+    report = BuildReport(timeline or Timeline())
     for role, kind in (("prefill", PrefillEngine), ("decode", Engine)):
         for mesh in meshes[role]:
             blueprint = plan_engine(family, mesh, config, packing)
-            engine, part = build_engine(blueprint, load, fingerprint, progress, kind)
+            engine, part = build_engine(blueprint, load, fingerprint, progress, kind, timeline=report.timeline)
             engines[role].append(engine)  # pyright: ignore[reportArgumentType]
             blueprints[role].append(blueprint)
             report.add(part)
@@ -304,15 +313,21 @@ def _side(blueprint: Blueprint) -> tuple[Mesh, tuple[PoolLayout, ...], list[Head
     return blueprint.mesh, blueprint.layouts, plans
 
 
+def _holders(blueprint: Blueprint, shape: StateShape, programs: Programs) -> dict[str, int]:
+    """Bytes on a device, by holder, when everything is in place."""
+    state = shape.abstract(blueprint.mesh)
+    pools = {f"kv_{lay.key.name}": pool for lay, pool in zip(blueprint.layouts, state.pools, strict=True)}
+    return {
+        "weights": blueprint.weight_bytes_per_device(),
+        **{name: device_bytes(pool) for name, pool in pools.items()},
+        "page_tables": device_bytes(state.tables),
+        "sampler": device_bytes(state.sampler),
+        "program_temporaries": max((program.temp_bytes for program in programs.all), default=0),
+    }
+
+
 def _load_arguments(blueprint: Blueprint) -> tuple[dict[str, Any], dict[str, Any], str]:
     return param_specs(blueprint.model), blueprint.shardings(), blueprint.dtype
-
-
-def _hungriest_temp(blueprint: Blueprint) -> int:
-    """Temporaries of the largest step, from the compiler: they hardly depend on the number of pages."""
-    programs = blueprint.programs(tuple(1 for _ in blueprint.layouts))
-    largest = max(programs.buckets.all)
-    return compile_program(largest.name, *programs.build(largest.name)).temp_bytes
 
 
 def _scheduler(blueprint: Blueprint, groups: list[CacheGroup], fingerprint: bytes) -> Scheduler:
@@ -331,8 +346,6 @@ def _scheduler(blueprint: Blueprint, groups: list[CacheGroup], fingerprint: byte
     return Scheduler(limits, KVCache(groups, page_size, namer, enable_prefix=prefix))
 
 
-def _timed(report: BuildReport, phase: str, work: Callable[[], Any]) -> Any:
-    start = time.perf_counter()
-    result = work()
-    report.seconds[phase] = time.perf_counter() - start
-    return result
+def _timed(phase: AbstractContextManager[None], work: Callable[[], Any]) -> Any:
+    with phase:
+        return work()

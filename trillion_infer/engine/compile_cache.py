@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import jax
+from jax.experimental.compilation_cache import compilation_cache
 
 
 def enable_compile_cache(folder: str) -> None:
@@ -14,3 +15,31 @@ def enable_compile_cache(folder: str) -> None:
     jax.config.update("jax_compilation_cache_dir", folder)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+class FreshCompiles:
+    """While entered, XLA compiles anew. `cached`: programs that came from the cache all the same.
+
+    What XLA's CPU runtime loaded from its cache it serialises without the functions in it ("Function … not found" when
+    that is loaded, in jaxlib 0.12), so only fresh programs may go into a bundle. The setting is the whole process's.
+    """
+
+    def __init__(self) -> None:
+        self.cached = 0
+
+    def __enter__(self) -> "FreshCompiles":
+        self._enabled = jax.config.jax_enable_compilation_cache  # pyright: ignore[reportAttributeAccessIssue]
+        self._switch(False)
+        jax.monitoring.register_event_listener(self._listen)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        jax.monitoring.unregister_event_listener(self._listen)
+        self._switch(self._enabled)
+
+    def _switch(self, enabled: bool) -> None:
+        jax.config.update("jax_enable_compilation_cache", enabled)
+        compilation_cache.reset_cache()
+
+    def _listen(self, event: str, **_: object) -> None:
+        self.cached += event == "/jax/compilation_cache/cache_hits"

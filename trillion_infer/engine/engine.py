@@ -3,7 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -18,11 +18,13 @@ from trillion_infer.engine.buckets import Bucket
 from trillion_infer.engine.guard import BatchGuard
 from trillion_infer.engine.programs import Programs
 from trillion_infer.engine.prompt_scores import PromptScores, ScoreBlock
+from trillion_infer.engine.results import fetch_scores, new_tokens, read_logprobs
 from trillion_infer.engine.speculation import Speculation
 from trillion_infer.engine.state import DeviceState, table_chunks
 from trillion_infer.engine.tiering import KVTiering
-from trillion_infer.sample import RowParams, Sampled
+from trillion_infer.sample import Sampled
 from trillion_infer.sample.bitmask import allow_all, forbid
+from trillion_infer.sample.table import RowTable
 from trillion_infer.schedule.plan import Row, StepPlan
 from trillion_infer.schedule.scheduler import Scheduler
 from trillion_infer.speculate.verify import Verified
@@ -87,6 +89,8 @@ class Engine:
         self._depth = 1 if run_ahead else 0
         self._pending: deque[_Pending] = deque()
         self._owner: dict[str, Scheduler] = {}
+        self._layouts: dict[Bucket, BatchLayout] = {}
+        self._rows = [RowTable(scheduler.config.max_running) for scheduler in schedulers]
         self.prompt_scores = PromptScores(programs)
         self.speculation = speculation
         self.tiering: KVTiering | None = None
@@ -197,31 +201,33 @@ class Engine:
             if plan is not None:
                 self._prepare(shard, plan)
         filled = [plan for plan in plans if plan is not None]
-        scored = any(self.prompt_scores.wants(row) for plan in filled for row in plan.rows)
+        scored = any(
+            self.prompt_scores.wants(row) for plan in filled for row in plan.rows if row.length > 1 or not row.samples
+        )
         bucket = self.programs.buckets.choose(
             max(plan.num_tokens for plan in filled),
             max(len(plan.rows) for plan in filled),
             decode_only=not scored and all(plan.num_decode == len(plan.rows) for plan in filled),
             verifies=any(row.draft_ids for plan in filled for row in plan.rows),
         )
-        layout = BatchLayout(bucket)
+        layout = self._layouts.setdefault(bucket, BatchLayout(bucket))
         packed = np.zeros((len(plans), layout.size), np.int32)
         forbidden: dict[int, list[int]] = {}
         rows, places = [], []
         for shard, plan in enumerate(plans):
-            params = RowParams.padding(bucket.sequences)
             plan_rows = plan.rows if plan else []
-            for i, row in enumerate(plan_rows):
-                place = shard * bucket.sequences + i
-                rows.append(row)
-                places.append(place)
-                if row.samples:
-                    self._fill(row, i, params, place * bucket.width, forbidden)
-            pack_rows(layout, plan_rows, plan.num_decode if plan else 0, params, packed[shard])
+            first = shard * bucket.sequences
+            rows += plan_rows
+            places += range(first, first + len(plan_rows))
+            for place, row in enumerate(plan_rows, start=first):
+                if row.samples and row.request.sampling.may_forbid:
+                    self._forbid(row, place * bucket.width, forbidden)
+            pack_rows(layout, plan_rows, plan.num_decode if plan else 0, self._rows[shard], packed[shard])
         if self.guard is not None:
             self.guard.check(layout, packed, self._state)
         mask, has_mask = self._mask(bucket, rows, places, forbidden)
-        batch = self.programs.place(packed, P("data"))
+        # On one device the call itself takes the array there, in less time.
+        batch = packed if self.programs.mesh.devices.size == 1 else self.programs.place(packed, P("data"))
         state = self._state
         pools, sampling_rows, logits, hidden = self.programs.forward(bucket).run(
             self._params, state.pools, state.tables, state.sampler.last_token, batch
@@ -242,6 +248,7 @@ class Engine:
             state = DeviceState(state.pools, tables, state.sampler)
         now = time.monotonic()
         for request in plan.admitted:
+            self._rows[shard].enter(request.slot, request.sampling)
             if request.metrics.first_scheduled_time is None:
                 request.metrics.first_scheduled_time = now
             if request.sampling.needs_slot_history:
@@ -252,14 +259,10 @@ class Engine:
                     state = DeviceState(state.pools, state.tables, sampler)
         self._state = state
 
-    def _fill(self, row: Row, i: int, params: RowParams, first: int, forbidden: dict[int, list[int]]) -> None:
-        """Sampling parameters of row i, and the tokens that its masks, from the one at `first` on, must exclude.
-
-        The scheduler has counted this row's token as in flight already, so it is number num_output - 1.
-        """
+    def _forbid(self, row: Row, first: int, forbidden: dict[int, list[int]]) -> None:
+        """The tokens that a row's masks, from the one at `first` on, must exclude."""
         request, sampling = row.request, row.request.sampling
         index = request.num_output - 1
-        sampling.fill(params, i, slot=request.slot, index=index)
         for drafted in range(len(row.draft_ids) + 1):
             banned: list[int] = []
             if sampling.needs_last_tokens:
@@ -294,14 +297,16 @@ class Engine:
 
     def _receive(self, pending: _Pending) -> list[TokenEvent]:
         """Waits for a step and hands its tokens to their requests."""
-        tokens = _tokens(pending.sampled)
+        tokens = new_tokens(pending.sampled)
         self._time(pending)
         self.prompt_scores.receive(pending.scores)
         wants = any(row.samples and row.request.params.logprobs is not None for row in pending.rows)
-        scores = _scores(pending.sampled) if wants else None
+        scores = fetch_scores(pending.sampled) if wants else None
         events, now = [], time.monotonic()
         for row, place in zip(pending.rows, pending.places, strict=True):
-            if row.samples:
+            if row.samples and scores is None and self._is_plain(row.request):
+                events.append(self._deliver_plain(row, tokens[place], now))
+            elif row.samples:
                 events += self._deliver(row, tokens[place], scores, place * pending.bucket.width, now)
         return events
 
@@ -311,6 +316,26 @@ class Engine:
         if self.speculation is not None and pending.begun is not None:
             self.speculation.cost.record_step(pending.bucket, now - max(pending.begun, self._received))
         self._received = now
+
+    def _is_plain(self, request: Request) -> bool:
+        """The request lives and its one new token needs nothing but a check whether it is the last."""
+        return self.speculation is None and request.grammar is None and request.status is Status.RUNNING
+
+    def _deliver_plain(self, row: Row, tokens: list[int], now: float) -> TokenEvent:
+        """`_deliver` for the one token of a plain request."""
+        request, event = row.request, TokenEvent(row.request, tokens)
+        metrics, known = request.metrics, len(request.output_ids)
+        if metrics.first_token_time is None:
+            metrics.first_token_time = now
+        if known == 0:
+            event.prompt_logprobs = self.prompt_scores.pop(request)
+        metrics.last_token_time = now
+        metrics.token_times.append(now)
+        self._check_end(event, known + 1)
+        self._owner[request.request_id].complete(row, tokens)
+        if event.finished is not None:
+            self.finish(request, event.finished, event.stop_reason)
+        return event
 
     def _deliver(
         self, row: Row, tokens: list[int], scores: Sampled | Verified | None, first: int, now: float
@@ -381,12 +406,13 @@ class Engine:
         return [("engine", self.programs.mesh)]
 
     def memory(self) -> dict[str, int]:
-        """Bytes of what stays on the devices besides weights, by holder."""
+        """Bytes of what stays on the devices besides weights, and of KV beyond them, by holder."""
         state = self._state
         layouts = self.schedulers[0].cache.groups
         pools = {f"kv_{g.group.name}": pool.nbytes for g, pool in zip(layouts, state.pools, strict=True)}
         sampler = sum(leaf.nbytes for leaf in jax.tree.leaves(state.sampler))
-        return {**pools, "page_tables": sum(table.nbytes for table in state.tables), "sampler": sampler}
+        beyond = {} if self.tiering is None else self.tiering.memory()
+        return {**pools, "page_tables": sum(table.nbytes for table in state.tables), "sampler": sampler, **beyond}
 
     def close(self) -> None:
         """Waits for the device and drops every array. The engine is of no use afterwards."""
@@ -402,31 +428,3 @@ class Engine:
         """Raises AssertionError if a page, slot or request is lost."""
         for scheduler in self.schedulers:
             scheduler.check_integrity()
-
-
-def _tokens(sampled: Sampled | Verified) -> list[list[int]]:
-    """The new tokens of each row."""
-    if isinstance(sampled, Verified):
-        counts = np.asarray(sampled.num_tokens).tolist()
-        return [row[:n] for row, n in zip(np.asarray(sampled.tokens).tolist(), counts, strict=True)]
-    return [[token] for token in np.asarray(sampled.token).tolist()]
-
-
-def _scores(sampled: Sampled | Verified) -> Sampled | Verified:
-    """On the host, with one entry a position."""
-    found = jax.device_get(sampled)
-    if isinstance(found, Sampled):
-        return found
-    names = ("logprob", "rank", "top_ids", "top_logprobs")
-    return replace(found, **{name: np.concatenate(getattr(found, name)) for name in names})
-
-
-def read_logprobs(scores: Any, place: int, token: int, count: int) -> dict[int, Logprob]:
-    """The chosen token and the `count` likeliest of one row, from host arrays of a Sampled or of `score`."""
-    found = {token: Logprob(float(scores.logprob[place]), int(scores.rank[place]))}
-    for rank, (other, value) in enumerate(
-        zip(scores.top_ids[place][:count].tolist(), scores.top_logprobs[place][:count].tolist(), strict=True), start=1
-    ):
-        if other not in found:
-            found[other] = Logprob(value, rank)
-    return found

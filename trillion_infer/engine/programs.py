@@ -1,12 +1,14 @@
 """Compiling the step for every bucket before the first request, and running what was compiled."""
 
+import dataclasses
+import hashlib
 import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +31,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Program:
-    """A compiled program with what the compiler says of it. Sizes in bytes a device."""
+    """A compiled program with what the compiler says of it. Sizes in bytes a device. loaded: from a bundle."""
 
     name: str
     run: Callable[..., Any]
@@ -37,14 +39,23 @@ class Program:
     temp_bytes: int
     flops: float
     bytes: float
+    loaded: bool = False
+
+
+class ProgramSource(Protocol):
+    """Where programs may be had without compiling."""
+
+    def load(self, name: str, args: tuple[Any, ...], donated: tuple[int, ...], mesh: Mesh) -> Program | None:
+        """The program for these abstract arguments, None where there is none."""
+        ...
 
 
 @dataclass
 class Programs:
     """The programs of one engine. `compiled` counts compilations; after warm-up it does not change.
 
-    What `compile_all` has not compiled is compiled when it is first needed. With a recorder, other processes repeat
-    every call.
+    A program that `source` has is taken from there. What nobody compiled ahead is compiled when it is first needed.
+    With a recorder, other processes repeat every call.
     """
 
     model: Decoder
@@ -54,6 +65,7 @@ class Programs:
     params: Any
     state: DeviceState
     recorder: Recorder | None = None
+    source: ProgramSource | None = None
     compiled: int = 0
     _programs: dict[str, Program] = field(default_factory=dict)
 
@@ -99,31 +111,62 @@ class Programs:
         chooses += [f"accept_{rows}" for rows in self.buckets.verify_row_counts]
         return [*chooses, *steps, "update_tables", "init_slot", *scores]
 
-    def compile_all(self, progress: Progress | None = None, threads: int | None = None) -> None:
-        """Compiles what is not compiled yet, in parallel; `progress(done, total)` is called as programs finish."""
-        names = self.names()
-        todo = [name for name in names if name not in self._programs]
-        done = len(names) - len(todo)
-        with ThreadPoolExecutor(threads or min(4, os.cpu_count() or 1)) as pool:
-            for program in pool.map(self._compile, todo):
-                self._add(program)
-                done += 1
-                if progress:
-                    progress(done, len(names))
+    def missing(self) -> list[str]:
+        """Names of the programs that are neither compiled nor loaded yet."""
+        return [name for name in self.names() if name not in self._programs]
+
+    def compile_all(self, progress: Progress | None = None) -> None:
+        """Compiles what is missing, in parallel; `progress(done, total)` is called as programs finish."""
+        self._gather(self._compile, progress)
+
+    def load_all(self, progress: Progress | None = None) -> None:
+        """Takes what is missing from the source, as far as it goes; `progress` as for `compile_all`."""
+        self._gather(self._load, progress)
+
+    def _gather(self, make: Callable[[str], Program | None], progress: Progress | None) -> None:
+        with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+            for program in pool.map(make, self.missing()):
+                if program is not None:
+                    self._add(program)
+                    if progress:
+                        progress(len(self._programs), len(self.names()))
 
     def _get(self, name: str) -> Program:
-        if name not in self._programs:
-            self._add(self._compile(name))
+        program = self._programs.get(name)
+        if program is None:
+            self._add(self._load(name) or self._compile(name))
         return self._programs[name]
 
     def _add(self, program: Program) -> None:
         if self.recorder is not None:
             program = replace(program, run=self.recorder.wrap(program.name, program.run))
         self._programs[program.name] = program
-        self.compiled += 1
+        self.compiled += not program.loaded
 
     def _compile(self, name: str) -> Program:
         return compile_program(name, *self.build(name))
+
+    def _load(self, name: str) -> Program | None:
+        if self.source is None:
+            return None
+        _, args, donated = self.build(name)
+        return self.source.load(name, args, donated, self.mesh)
+
+    def facts(self) -> dict[str, Any]:
+        """Everything about this object that shapes its programs, as JSON, whatever the pools' pages."""
+        config = replace(self.model.config, eos_ids=frozenset())
+        arrays = []
+        for path, leaf in jax.tree_util.tree_flatten_with_path((self.params, self.state))[0]:
+            in_pool = any(leaf is pool for pool in self.state.pools)
+            shape = leaf.shape[:1] + leaf.shape[2:] if in_pool else leaf.shape
+            arrays.append((jax.tree_util.keystr(path), shape, str(leaf.dtype), str(leaf.sharding.spec)))
+        return {
+            "model": config.family,
+            "config": _digest(config),
+            "arrays": _digest(arrays),
+            "buckets": _digest(self.buckets),
+            "ops": dataclasses.asdict(self.ops),
+        }
 
     def build(self, name: str) -> tuple[Callable[..., Any], tuple[Any, ...], tuple[int, ...]]:
         """Function, abstract arguments and donated arguments of a program."""
@@ -167,6 +210,10 @@ class Programs:
         mask = replicated((data * sequences * width, vocab_words), jnp.uint32)
         make = make_accept if layout.bucket.verifies else make_choose
         return make(slots), (self.state.sampler, rows, logits, mask, replicated((), jnp.bool_)), (0,)
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(repr(value).encode()).hexdigest()
 
 
 def compile_program(name: str, fn: Callable[..., Any], args: tuple[Any, ...], donate: tuple[int, ...]) -> Program:

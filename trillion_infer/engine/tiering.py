@@ -245,6 +245,10 @@ class KVTiering:
         moved = {"kv_promoted_bytes": self._bytes_in, "kv_demoted_bytes": self._bytes_out}
         return {**self.stack.stats(), **tokens, **moved}
 
+    def memory(self) -> dict[str, int]:
+        """Bytes of KV in each tier: `host_kv`, `disk_kv`."""
+        return {f"{tier.name}_kv": tier.used for tier in self.stack.tiers}
+
     def close(self, pools: Pools) -> None:
         """Stores what the device holds in the tiers that outlive the process, if there are any. Once."""
         if self._is_closed:

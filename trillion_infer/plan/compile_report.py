@@ -21,6 +21,7 @@ from trillion_infer.engine import budget
 from trillion_infer.engine.build import Blueprint, Packing, plan_engine
 from trillion_infer.engine.fits import check_fits, total_weight_bytes
 from trillion_infer.engine.programs import Program, Programs, compile_program
+from trillion_infer.engine.sizing import open_source
 from trillion_infer.models import read_family
 from trillion_infer.weights.quant_config import read_quantisation
 from trillion_infer.weights.quant_load import abstract_described, routed_experts
@@ -36,7 +37,7 @@ class CompileReport:
 
     pages: of each pool on a data shard, as the programs were compiled.
     kv_limit: what weights held once, without temporaries, replicas or padding, would leave: no layout can have more.
-    notes: what is worth knowing.
+    notes: what is worth knowing. bundle_bytes: size of the bundle written, 0 for none.
     """
 
     config: str
@@ -52,6 +53,7 @@ class CompileReport:
     pages: tuple[int, ...]
     programs: tuple[Program, ...]
     notes: tuple[str, ...]
+    bundle_bytes: int = 0
 
     def as_json(self) -> dict[str, Any]:
         """The object that `compile.py --json` prints."""
@@ -75,6 +77,7 @@ class CompileReport:
                 }
                 for p in self.programs
             ],
+            **({"bundle_bytes": self.bundle_bytes} if self.bundle_bytes else {}),
         }
 
 
@@ -116,8 +119,11 @@ def compile_deployment(
     topology_name: str | None = None,
     progress: Callable[[str, int, int], None] = lambda name, done, total: None,
     only_largest: bool = False,
+    bundle: str | None = None,
 ) -> CompileReport:
     """Compiles every program, or the largest step and the sampler of the most rows; `progress(next, done, total)`.
+
+    bundle: folder in which an executable bundle of what was compiled is written, for LLM(bundle=…) on such devices.
 
     The hungriest step is compiled first, with pools that take most of what weights leave, or, where its temporaries
     then do not fit, of one page. Its temporaries and arguments fix the pools that all programs are compiled with.
@@ -143,6 +149,13 @@ def compile_deployment(
     for done, name in enumerate(names):
         progress(name, done, len(names))
         compiled.append(_compile(name, sized, notes))
+    bundled = 0
+    if bundle:
+        options = dataclasses.replace(blueprint.config, bundle=bundle)
+        source = open_source(dataclasses.replace(blueprint, config=options))
+        assert source is not None
+        bundled = source.save([(program, sized[1].build(program.name)[1]) for program in compiled], pages)
+        notes += [reason for reason in source.reasons if "cannot be bundled" in reason]
     temp = max(program.temp_bytes for program in compiled)
     free = kind.memory - weights - temp - reserved
     return CompileReport(
@@ -159,6 +172,7 @@ def compile_deployment(
         pages=pages,
         programs=tuple(compiled),
         notes=tuple(dict.fromkeys(notes)),
+        bundle_bytes=bundled,
     )
 
 

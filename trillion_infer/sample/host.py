@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from jaxtyping import Int, UInt
@@ -34,6 +35,11 @@ class SequenceSampling:
     def needs_slot_history(self) -> bool:
         """The slot must be entered with `slot_chunks` before the first step (and after each preemption)."""
         return bool(self.bias) or self.params.uses_penalties
+
+    @cached_property
+    def may_forbid(self) -> bool:
+        """`forbidden` may name tokens."""
+        return self.params.min_tokens > 0 or self.needs_last_tokens
 
     @property
     def needs_last_tokens(self) -> bool:

@@ -15,6 +15,9 @@ _FLOATS = ("temperature", "top_p", "min_p", "repetition", "presence", "frequency
 PACKED_FIELDS = len(_INTS) + 1 + len(_FLOATS)
 """Rows of the packed array: the seed takes two."""
 
+INDEX_FIELD = _INTS.index("index")
+"""Row of the packed array that holds the number of the token being chosen."""
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)

@@ -55,6 +55,7 @@ class Scheduler:
         self._free_slots = list(range(config.max_running))
         self._preempted: list[Request] = []
         self._adopted: list[Request] = []
+        self._planned: list[Row] = []
         self._awaited: dict[Request, bytes] = {}
         # The waiting request that did not fit: looked at again when pages were given back, by a request that left
         # or by a prefill chunk that moved out of a window.
@@ -171,7 +172,9 @@ class Scheduler:
             if row.draft_ids:
                 request.num_computed = row.start + len(token_ids)
                 self.cache.rewind(request, request.num_computed)
-            self.cache.commit(request)
+                self.cache.commit(request)
+            elif min(request.num_known, request.num_computed) % self.cache.page_size == 0:
+                self.cache.commit(request)
         return True
 
     # One step
@@ -179,46 +182,70 @@ class Scheduler:
     def schedule(self) -> StepPlan | None:
         """Plan the next step; None if nothing can run until tokens in flight are known (or there is no work)."""
         step = _Step(self.config)
-        for request in self._running:
-            self.cache.commit(request)
-        self._plan_decodes(step)
-        self._plan_prefills(step)
+        self._commit_planned()
+        ready, longer = self._lacking()
+        self._plan_decodes(ready, len(longer) > 0, step)
+        self._plan_prefills(longer, step)
         self._admit(step)
-        self._chunk_in_flight = any(row.length > 1 for row in step.rows)
+        others = [row for row in step.rows if row.length > 1]
+        self._chunk_in_flight = len(others) > 0
+        self._planned = step.rows
         if not step.rows:
             return None
         preempted, self._preempted = self._preempted, []
         adopted = [request for request in self._adopted if request.slot >= 0]
         self._adopted.clear()
-        decodes = [row for row in step.rows if row.length == 1]
-        others = [row for row in step.rows if row.length > 1]
-        return StepPlan(decodes + others, adopted + step.admitted, preempted, self.cache.drain_updates(), len(decodes))
+        rows = [*(row for row in step.rows if row.length == 1), *others] if others else step.rows
+        num_decode = len(rows) - len(others)
+        return StepPlan(rows, adopted + step.admitted, preempted, self.cache.drain_updates(), num_decode)
 
-    def _plan_decodes(self, step: _Step) -> None:
-        lacking = [(r, _lacks(r)) for r in self._running]
-        ready = [r for r, count in lacking if count == 1 and _may_run(r)]
+    def _commit_planned(self) -> None:
+        """Names the blocks that the last plan filled; those that tokens fill are named when they arrive."""
+        size = self.cache.page_size
+        for row in self._planned:
+            if row.length > 1 or row.request.num_computed % size == 0:
+                self.cache.commit(row.request)
+        for request in self._adopted:
+            self.cache.commit(request)
+
+    def _lacking(self) -> tuple[list[Request], list[Request]]:
+        """Running requests that lack one token and may run, and those that lack more."""
+        ready, longer = [], []
+        for request in self._running:
+            count = _lacks(request)
+            if count > 1:
+                longer.append(request)
+            elif count == 1 and (request.num_in_flight == 0 or not request.needs_known_tokens):
+                ready.append(request)
+        return ready, longer
+
+    def _plan_decodes(self, ready: list[Request], prefilling: bool, step: _Step) -> None:
         starting = len(self._waiting) > 0 and len(self._free_slots) > 0
-        prefilling = starting or any(count > 1 for _, count in lacking)
+        prefilling = prefilling or starting
         spare = self.config.max_batch_tokens - len(ready)
         spare -= self.config.prefill_chunk if prefilling else 0
         for request in ready:
             if request.status is not Status.RUNNING:
                 continue
             start, drafts = request.num_computed, ()
-            if request.draft_ids and request.num_in_flight == 0:
-                room = min(spare, request.max_tokens - request.num_output - 1)
-                room = min(room, self.cache.fit(request, start + 1 + max(room, 0)) - start - 1)
-                drafts = request.draft_ids[: max(room, 0)]
-            request.draft_ids = ()
-            if self._make_room(request, start + 1 + len(drafts), step):
+            if request.draft_ids:
+                if request.num_in_flight == 0:
+                    room = min(spare, request.max_tokens - request.num_output - 1)
+                    room = min(room, self.cache.fit(request, start + 1 + max(room, 0)) - start - 1)
+                    drafts = request.draft_ids[: max(room, 0)]
+                request.draft_ids = ()
+            length = 1 + len(drafts)
+            if self.cache.allocate(request, start + length) or self._make_room(request, start + length, step):
                 spare -= len(drafts)
-                step.add(_row(request, 1 + len(drafts), drafts))
+                request.num_computed += length
+                request.num_in_flight += 1
+                step.add(Row(request, start, length, True, drafts))
 
-    def _plan_prefills(self, step: _Step) -> None:
-        for request in list(self._running):
+    def _plan_prefills(self, longer: list[Request], step: _Step) -> None:
+        for request in longer:
             if step.room_for_prefill < 1:
                 return
-            if request.status is Status.RUNNING and _lacks(request) > 1:
+            if request.status is Status.RUNNING:
                 self._plan_prefill(request, step)
 
     def _plan_prefill(self, request: Request, step: _Step) -> None:
@@ -341,19 +368,15 @@ class Scheduler:
 
 def _lacks(request: Request) -> int:
     """Tokens to compute now; 0 when all that may be asked for is on its way."""
-    output = request.num_output
+    output = len(request.output_ids) + request.num_in_flight
     if output >= request.max_tokens:
         return 0
     return max(0, len(request.prompt_ids) + output - request.num_computed)
 
 
-def _may_run(request: Request) -> bool:
-    return request.num_in_flight == 0 or not request.needs_known_tokens
-
-
-def _row(request: Request, length: int, draft_ids: tuple[int, ...] = ()) -> Row:
+def _row(request: Request, length: int) -> Row:
     """The row of the next `length` tokens, counted as computed and its sampled token as in flight."""
-    row = Row(request, request.num_computed, length, False, draft_ids)
+    row = Row(request, request.num_computed, length, False)
     row.samples = row.start + length >= request.num_tokens
     request.num_computed += length
     request.num_in_flight += row.samples

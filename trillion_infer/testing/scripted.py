@@ -48,6 +48,10 @@ class ScriptedPrograms:
     update_tables: Any = field(default_factory=lambda: SimpleNamespace(run=lambda tables, updates: tables))
     init_slot: Any = field(default_factory=lambda: SimpleNamespace(run=lambda sampler, header, chunk: sampler))
 
+    def place(self, value: Any, spec: Any) -> jax.Array:
+        """As Programs.place, on the one device."""
+        return jax.device_put(value)
+
     def forward(self, bucket: Bucket) -> Any:
         """logits are the scripted ids themselves."""
         layout = BatchLayout(bucket)

@@ -1,0 +1,193 @@
+"""An engine on a bundle answers as one that compiled, without tracing; what does not fit is refused with a reason."""
+
+import json
+import shutil
+
+import jax
+import pytest
+
+from tests.engine.helpers import check_idle
+from trillion_infer import LLM, SamplingParams
+from trillion_infer.engine.bundle import store
+from trillion_infer.testing.tiny_models import tiny_config
+
+OPTIONS = {"dtype": "float32", "max_running": 2, "prefill_chunk": 32, "kv_memory": 2**20, "compile_cache": ""}
+PROMPTS = [[5, 6, 7], list(range(20, 60)), [9] * 12]
+PARAMS = [
+    SamplingParams(temperature=0, max_tokens=8),
+    SamplingParams(temperature=0.8, seed=3, max_tokens=8, logprobs=2, prompt_logprobs=1),
+    SamplingParams(temperature=0, max_tokens=6, repetition_penalty=1.3, logit_bias={5: 2.0}),
+]
+
+
+def answers(llm: LLM) -> list:
+    outputs = llm.generate(PROMPTS, PARAMS)
+    return [(o.outputs[0].token_ids, o.outputs[0].logprobs, o.prompt_logprobs) for o in outputs]
+
+
+def reasons(llm: LLM) -> list[str]:
+    return llm.engine.programs.source.reasons
+
+
+class Traces:
+    """Counts what JAX traces and compiles."""
+
+    def __enter__(self) -> "Traces":
+        self.events: list[str] = []
+        jax.monitoring.register_event_duration_secs_listener(self._listen)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        jax.monitoring.unregister_event_duration_listener(self._listen)
+
+    def _listen(self, event: str, seconds: float, **told: object) -> None:
+        if event in ("/jax/core/compile/backend_compile_duration", "/jax/core/compile/jaxpr_trace_duration"):
+            self.events.append(f"{event} {told.get('fun_name')}")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A folder with the bundle of a tiny model, and its answers."""
+    root = tmp_path_factory.mktemp("bundles")
+    llm = LLM(tiny_config("llama"), bundle=str(root), **OPTIONS)
+    assert llm.stats()["compilations"] == len(llm.engine.programs.names())
+    found = answers(llm)
+    llm.close()
+    return root, found
+
+
+@pytest.fixture
+def copied(made, tmp_path):
+    shutil.copytree(made[0], tmp_path / "bundles")
+    return tmp_path / "bundles"
+
+
+def the_folder(root):
+    (folder,) = (path for path in root.iterdir() if path.is_dir())
+    return folder
+
+
+def test_a_second_engine_neither_traces_nor_compiles_a_step(made):
+    root, expected = made
+    llm = LLM(tiny_config("llama"), bundle=str(root), **OPTIONS)
+    assert reasons(llm) == []
+    assert llm.stats()["compilations"] == 0
+    with Traces() as traces:
+        assert answers(llm) == expected
+    assert traces.events == []
+    check_idle(llm)
+    llm.close()
+
+
+def test_without_precompiling_programs_come_from_the_bundle_one_by_one(made):
+    root, _ = made
+    llm = LLM(tiny_config("llama"), bundle=str(root), precompile=False, **OPTIONS)
+    llm.generate([[5, 6, 7]], SamplingParams(temperature=0, max_tokens=3))
+    assert llm.stats()["compilations"] == 0
+    assert 0 < len(llm.engine.programs.all) < len(llm.engine.programs.names())
+    llm.close()
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
+def test_a_damaged_program_is_compiled_and_the_bundle_mended(made, copied, damage):
+    file = the_folder(copied) / "decode_2.xla"
+    whole = file.read_bytes()
+    if damage == "flip":
+        file.write_bytes(whole[:99] + bytes([whole[99] ^ 1]) + whole[100:])
+    elif damage == "cut":
+        file.write_bytes(whole[:-1])
+    else:
+        file.unlink()
+    llm = LLM(tiny_config("llama"), bundle=str(copied), **OPTIONS)
+    told = "cannot be read" if damage == "remove" else "is damaged"
+    assert any(reason.startswith("decode_2 is compiled: decode_2.xla " + told) for reason in reasons(llm))
+    assert llm.stats()["compilations"] == 1
+    assert answers(llm) == made[1]
+    llm.close()
+    again = LLM(tiny_config("llama"), bundle=str(copied), **OPTIONS)
+    assert again.stats()["compilations"] == 0
+    assert answers(again) == made[1]
+    again.close()
+
+
+def test_a_damaged_manifest_is_refused_with_its_reason(copied):
+    manifest = the_folder(copied) / store.MANIFEST
+    text = bytearray(manifest.read_bytes())
+    text[len(text) // 2] ^= 1
+    manifest.write_bytes(text)
+    llm = LLM(tiny_config("llama"), bundle=str(copied), precompile=False, **OPTIONS)
+    assert "is refused: its manifest is damaged" in reasons(llm)[0]
+    llm.close()
+
+
+def forge(root, change) -> None:
+    """Alters the manifest as somebody would who also fixes its digest."""
+    manifest = the_folder(root) / store.MANIFEST
+    body = json.loads(manifest.read_text())["body"]
+    change(body)
+    text = json.dumps(body, sort_keys=True).encode()
+    manifest.write_text(json.dumps({"sha256": store.sha256(text), "body": body}))
+
+
+def test_another_machines_bundle_under_our_name_is_refused(copied):
+    forge(copied, lambda body: body["identity"]["host"].update(cpu="another"))
+    llm = LLM(tiny_config("llama"), bundle=str(copied), precompile=False, **OPTIONS)
+    assert "is refused: its manifest is another deployment's" in reasons(llm)[0]
+    llm.close()
+
+
+def test_a_program_for_other_arguments_is_not_run(made, copied):
+    def swap(body):
+        programs = body["programs"]
+        programs["decode_1"] = programs["decode_2"]
+
+    forge(copied, swap)
+    llm = LLM(tiny_config("llama"), bundle=str(copied), **OPTIONS)
+    assert reasons(llm) == ["decode_1 is compiled: it was compiled for other arguments"]
+    assert answers(llm) == made[1]
+    llm.close()
+
+
+def test_what_differs_from_the_closest_bundle_is_said(copied, monkeypatch):
+    from trillion_infer.engine.bundle import identity
+
+    monkeypatch.setattr(identity, "code_digest", lambda: "newer code")
+    llm = LLM(tiny_config("llama"), bundle=str(copied), precompile=False, **OPTIONS)
+    assert reasons(llm) == [f"{copied} holds no bundle that fits; the closest one differs in code"]
+    llm.close()
+
+
+@pytest.mark.parametrize("mesh", ["tensor=2", "data=2,tensor=2"])
+def test_bundles_of_a_mesh(tmp_path, mesh):
+    options = {**OPTIONS, "mesh": mesh, "speculate": "ngram", "bundle": str(tmp_path)}
+    first = LLM(tiny_config("qwen3_moe"), **options)
+    expected = answers(first)
+    first.close()
+    second = LLM(tiny_config("qwen3_moe"), **options)
+    assert second.stats()["compilations"] == 0
+    assert answers(second) == expected
+    check_idle(second)
+    second.close()
+
+
+def test_what_xlas_cache_gave_is_not_bundled(tmp_path):
+    """Such programs lose their functions when they are serialised again; an engine with both compiles anew."""
+    cache, bundles = str(tmp_path / "xla"), tmp_path / "bundles"
+    options = {**OPTIONS, "compile_cache": cache}
+    previous = jax.config.jax_compilation_cache_dir
+    try:
+        LLM(tiny_config("llama"), bundle="", **options).close()
+        LLM(tiny_config("llama"), bundle=str(bundles), **options).close()
+        llm = LLM(tiny_config("llama"), bundle=str(bundles), **options)
+    finally:
+        jax.config.update("jax_compilation_cache_dir", previous)
+    assert llm.stats()["compilations"] == 0
+    assert len(answers(llm)) == len(PROMPTS)
+    llm.close()
+
+
+def test_a_folder_that_cannot_be_written_is_no_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    llm = LLM(tiny_config("llama"), bundle=str(tmp_path / "file" / "below"), precompile=False, **OPTIONS)
+    assert llm.generate([[5, 6]], SamplingParams(max_tokens=1))[0].finished
+    llm.close()

@@ -1,0 +1,90 @@
+"""Where memory goes: what nobody accounts for, and errors that say who holds it and what would fit."""
+
+import math
+import resource
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from trillion_infer.core.errors import OutOfMemoryError
+from trillion_infer.engine.ops import device_memory, platform_of
+
+FLAGS = {
+    "weights": "dtype, a quantised checkpoint, or a mesh that splits them over more devices",
+    "kv": "kv_memory",
+    "drafter": "speculate",
+    "host_kv": "host_kv",
+    "sampler": "max_running (a row of the vocabulary each)",
+    "page_tables": "max_running and max_model_len",
+    "program_temporaries": "prefill_chunk and max_running",
+}
+"""What lowers each holder of `LLM.memory()`."""
+
+
+def device_bytes(tree: Any) -> int:
+    """Bytes that (abstract) arrays take on one device."""
+    leaves = jax.tree.leaves(tree)
+    return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
+
+
+def in_use(mesh: Mesh) -> int | None:
+    """Bytes that this process's devices of the mesh hold; on CPU what the process has resident. None: not told."""
+    if platform_of(mesh) == "cpu":
+        return resident()
+    local = [d for d in mesh.devices.flat if d.process_index == jax.process_index()]
+    told = [device_memory(device) for device in local]
+    return sum(each[1] for each in told if each is not None) if all(told) else None
+
+
+def resident() -> int | None:
+    """Bytes of this process in memory now."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])
+        return pages * resource.getpagesize()
+    except (OSError, ValueError, IndexError):
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else None
+
+
+def with_unaccounted(holders: Mapping[str, int], mesh: Mesh) -> dict[str, int]:
+    """The holders and, where the system tells, `unaccounted`: what is in use beside those that stay.
+
+    On CPU these are the interpreter, the libraries and the compiled code; pages never written are not counted.
+    """
+    used = in_use(mesh)
+    if used is None:
+        return dict(holders)
+    stays = sum(size for name, size in holders.items() if name not in ("program_temporaries", "disk_kv"))
+    return {**holders, "unaccounted": max(0, used - stays)}
+
+
+@contextmanager
+def told_as_ours(what: str, holders: Mapping[str, int]) -> Iterator[None]:
+    """An allocation that the devices refuse becomes an OutOfMemoryError: what was wanted, who holds how much, and the
+    flags that lower it."""
+    try:
+        yield
+    except (jax.errors.JaxRuntimeError, MemoryError) as error:
+        if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        reason = (str(error).splitlines() or ["out of memory"])[0]
+        raise OutOfMemoryError(f"there is no memory for {what} ({reason}). {holders_text(holders)}") from error
+
+
+def holders_text(holders: Mapping[str, int]) -> str:
+    """A sentence on who holds what, the largest first, and one on what to lower."""
+    ordered = sorted((name for name in holders if holders[name]), key=lambda name: -holders[name])
+    held = ", ".join(f"{name} {holders[name] / 2**20:,.1f} MiB" for name in ordered)
+    lower = "; ".join(
+        dict.fromkeys(FLAGS["kv" if name.startswith("kv_") else name] for name in ordered if _known(name))
+    )
+    return f"Held or wanted: {held}. Lower, the largest first: {lower}."
+
+
+def _known(name: str) -> bool:
+    return name in FLAGS or name.startswith("kv_")

@@ -1,0 +1,101 @@
+"""How many pages an engine gets and whose programs it runs: those of a bundle that fits, or its own."""
+
+import dataclasses
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from trillion_infer.config.cache import CacheGroup
+from trillion_infer.engine.compile_cache import FreshCompiles
+from trillion_infer.engine.ops import platform_of
+from trillion_infer.engine.programs import Programs, Progress, compile_program
+
+if TYPE_CHECKING:
+    from trillion_infer.engine.build import Blueprint
+    from trillion_infer.engine.bundle import BundleSource
+
+_LOG = logging.getLogger(__name__)
+
+
+def size_pools(blueprint: "Blueprint", agree: Callable[[int], int] | None = None) -> tuple[list[CacheGroup], Programs]:
+    """Pages of each pool, and the programs for them with their bundle as `source`; nothing is compiled or loaded yet.
+
+    agree: makes a budget the same in all processes, where there are several; they use no bundle, since a program in it
+    is one process's.
+
+    On CPU the pages are part of what names a bundle. Elsewhere a bundle brings its own, which must fit: finding out
+    without one what temporaries leave costs a compilation.
+    """
+    if agree is not None:
+        if blueprint.config.bundle:
+            _LOG.warning("bundle=%r is not used: a bundle serves one process.", blueprint.config.bundle)
+        on_cpu = platform_of(blueprint.mesh) == "cpu"
+        groups = blueprint.groups(0 if on_cpu else _hungriest_temp(blueprint), agree)
+        return groups, blueprint.programs(tuple(group.num_pages for group in groups))
+    if platform_of(blueprint.mesh) == "cpu":
+        groups = blueprint.groups(0)
+        return groups, _with_bundle(blueprint, groups)
+    source = open_source(blueprint)
+    if source is not None and source.pages is not None:
+        groups = blueprint.groups(source.temp_bytes)
+        if all(group.num_pages >= pages for group, pages in zip(groups, source.pages, strict=True)):
+            groups = [dataclasses.replace(g, num_pages=n) for g, n in zip(groups, source.pages, strict=True)]
+        else:
+            source.drop(f"the bundle's pools of {source.pages} pages do not fit into what is free")
+            groups = blueprint.groups(_hungriest_temp(blueprint))
+    else:
+        groups = blueprint.groups(_hungriest_temp(blueprint))
+    programs = blueprint.programs(tuple(group.num_pages for group in groups))
+    programs.source = source
+    return groups, programs
+
+
+def open_source(blueprint: "Blueprint", pages: tuple[int, ...] | None = None) -> "BundleSource | None":
+    """The place of this engine's bundle; None where bundles are off."""
+    config, platform = blueprint.config, platform_of(blueprint.mesh)
+    root = config.bundle_folder(platform)
+    if root is None:
+        return None
+    from trillion_infer.engine.bundle import open_bundle
+
+    programs = blueprint.programs(pages or tuple(1 for _ in blueprint.layouts))
+    sized = {"pages": list(pages)} if pages else {"kv_memory": config.kv_memory}
+    return open_bundle(root, {**programs.facts(), **sized}, blueprint.mesh, bounded=not config.bundle)
+
+
+def prepare(programs: Programs, pages: tuple[int, ...], progress: Progress | None = None) -> None:
+    """Has every program ready: out of the bundle, or compiled and then in the bundle for the next time.
+
+    A folder that cannot be written is no error.
+    """
+    source: BundleSource | None = programs.source  # pyright: ignore[reportAssignmentType]
+    if source is None:
+        programs.compile_all(progress)
+        return
+    programs.load_all(progress)
+    if not programs.missing():
+        return
+    for reason in source.reasons:
+        _LOG.log(logging.INFO if source.bounded else logging.WARNING, "Compiling: %s.", reason)
+    with FreshCompiles() as fresh:
+        programs.compile_all(progress)
+    if fresh.cached:
+        return
+    try:
+        source.save([(program, programs.build(program.name)[1]) for program in programs.all], pages)
+    except OSError as error:
+        _LOG.warning("The bundle %s is not written: %s", source.folder, error)
+
+
+def _with_bundle(blueprint: "Blueprint", groups: list[CacheGroup]) -> Programs:
+    pages = tuple(group.num_pages for group in groups)
+    programs = blueprint.programs(pages)
+    programs.source = open_source(blueprint, pages)
+    return programs
+
+
+def _hungriest_temp(blueprint: "Blueprint") -> int:
+    """Temporaries of the largest step, from the compiler: they hardly depend on the number of pages."""
+    programs = blueprint.programs(tuple(1 for _ in blueprint.layouts))
+    largest = max(programs.buckets.all)
+    return compile_program(largest.name, *programs.build(largest.name)).temp_bytes
