@@ -149,7 +149,7 @@ class LLM:
             packing = None
             if isinstance(checkpoint, QuantisedCheckpoint):
                 packing = partial(abstract_kept, checkpoint=checkpoint, select=routed_experts)
-            fingerprint = checkpoint.fingerprint()
+            fingerprint = self.fingerprint = checkpoint.fingerprint()
             self.engine: Engine | DisaggregatedEngine | FollowingEngine
             if roles is None:
                 with timeline.phase("plan"):

@@ -41,6 +41,7 @@ class GroupPages:
         """Called with a block whose page is about to be given to somebody else."""
         self._held: dict[Request, HeldPages] = {}
         self._is_full = group.is_full
+        self._detached: dict[str, HeldPages] = {}
 
     def held(self, request: Request) -> HeldPages:
         """The pages of a request that was attached."""
@@ -147,6 +148,20 @@ class GroupPages:
             for page in reversed(held.pages):
                 self._release(page)
 
+    def detach(self, request: Request, key: str) -> None:
+        """The pages of a request are held under `key` from now on, and no longer by the request."""
+        self._detached[key] = self._held.pop(request)
+
+    def detached(self, key: str) -> HeldPages:
+        return self._detached[key]
+
+    def release_detached(self, key: str) -> None:
+        """Release what is held under `key`; no effect if that is nothing."""
+        held = self._detached.pop(key, None)
+        if held is not None:
+            for page in reversed(held.pages):
+                self._release(page)
+
     def _forget(self, block: Block) -> None:
         self.index.drop(block)
         if self.on_evict is not None:
@@ -187,7 +202,7 @@ class GroupPages:
         """Raises AssertionError when reference counts do not match what requests hold."""
         self.pool.check_integrity()
         holders: dict[int, int] = {}
-        for held in self._held.values():
+        for held in (*self._held.values(), *self._detached.values()):
             for page in held.pages:
                 holders[page] = holders.get(page, 0) + 1
         self.pool.check_references(holders)

@@ -45,6 +45,7 @@ class KVCache:
         self.groups = [GroupPages(group, page_size, policy()) for group in groups]
         self._namer = namer
         self._committed: dict[Request, int] = {}
+        self._detached: set[str] = set()
         self._computing: dict[bytes, Request] = {}
         self._updates: dict[tuple[int, int, int], int] = {}
         self._lookups = self._lookup_tokens = self._hit_tokens = 0
@@ -155,6 +156,33 @@ class KVCache:
             return
         for group in self.groups:
             group.release(request)
+        self._stop_computing(request)
+
+    def detach(self, request: Request, key: str) -> None:
+        """Keep the pages of a request that ends: held under `key`, whoever asks for them later, until given back."""
+        self.commit(request)
+        del self._committed[request]
+        self._detached.add(key)
+        for group in self.groups:
+            group.detach(request, key)
+        self._stop_computing(request)
+
+    def detached(self, key: str) -> list[HeldPages]:
+        """What is held under `key` in each group; not to be changed."""
+        return [group.detached(key) for group in self.groups]
+
+    def release_detached(self, key: str) -> None:
+        """Give back what is held under `key`. No effect if that is nothing."""
+        self._detached.discard(key)
+        for group in self.groups:
+            group.release_detached(key)
+
+    @property
+    def num_detached(self) -> int:
+        """Keys under which pages are held."""
+        return len(self._detached)
+
+    def _stop_computing(self, request: Request) -> None:
         for name in request.block_names:
             if self._computing.get(name) is request:
                 del self._computing[name]

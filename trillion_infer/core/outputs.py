@@ -30,6 +30,26 @@ class CompletionOutput:
 
 
 @dataclass
+class HandoffMarks:
+    """Marks of a prompt that another worker prefilled, in seconds of `time.monotonic()`; None until reached.
+
+    reserved: its pages were. offered: the last of them was computed. arrived: the last of them was in place.
+    transfer_s: seconds in which pages were on their way; bytes: how many there were.
+    """
+
+    reserved: float | None = None
+    offered: float | None = None
+    arrived: float | None = None
+    transfer_s: float = 0.0
+    bytes: int = 0
+
+    @property
+    def exposed_s(self) -> float | None:
+        """Seconds that the request waited for pages after its prefill had ended."""
+        return None if self.arrived is None or self.offered is None else max(0.0, self.arrived - self.offered)
+
+
+@dataclass
 class RequestMetrics:
     """Wall-clock marks, in seconds of `time.monotonic()`; None until reached."""
 
@@ -40,6 +60,7 @@ class RequestMetrics:
     finished_time: float | None = None
     token_times: list[float] = field(default_factory=list)
     preemptions: int = 0
+    handoff: HandoffMarks | None = None
 
     @property
     def time_to_first_token(self) -> float | None:

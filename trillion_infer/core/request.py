@@ -51,6 +51,8 @@ class Request:
     """sample.SequenceSampling: seeds, biases and masks of this sequence."""
     grammar: Any = None
     """constrain.GrammarState of a structured request: masks its tokens, and accepts them as they become known."""
+    peers: tuple[str, ...] = ()
+    """Hand-off addresses of the prefill workers to ask for its KV, the first one first."""
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
 
     output_ids: list[int] = field(default_factory=list)

@@ -226,7 +226,7 @@ def build_engine(
     if config.debug_kernels and group is not None:
         raise ConfigError("debug_kernels reads every page table, which several processes cannot. Use one process.")
     check_fits_here(blueprint)
-    copier = PageCopier(*_side(blueprint))
+    copier = PageCopier(*pool_side(blueprint))
     tiers = copier.open_tiers(config, fingerprint + blueprint.dtype.encode())
     with ThreadPoolExecutor(1) as pool:
         loading = pool.submit(_timed, phase("load weights"), lambda: load(*_load_arguments(blueprint)))
@@ -296,13 +296,14 @@ def build_disaggregated(
             blueprints[role].append(blueprint)
             report.add(part)
     movers = [
-        [PageMover(_side(source), _side(target)) for target in blueprints["decode"]] for source in blueprints["prefill"]
+        [PageMover(pool_side(source), pool_side(target)) for target in blueprints["decode"]]
+        for source in blueprints["prefill"]
     ]
     disaggregated = DisaggregatedEngine(engines["prefill"], engines["decode"], movers)  # pyright: ignore
     return disaggregated, blueprints["decode"][0], report
 
 
-def _side(blueprint: Blueprint) -> tuple[Mesh, tuple[PoolLayout, ...], list[HeadPlan | None]]:
+def pool_side(blueprint: Blueprint) -> tuple[Mesh, tuple[PoolLayout, ...], list[HeadPlan | None]]:
     """What PageMover needs to know of an engine's pools."""
     mixers = {cache_key(layer.mixer): layer.mixer for layer in blueprint.family.config.layers}
     plans = []

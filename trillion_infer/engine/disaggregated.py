@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -260,6 +260,9 @@ class DisaggregatedEngine:
                 for name, value in engine.memory().items():
                     total[f"{role}.{name}"] = total.get(f"{role}.{name}", 0) + value
         return total
+
+    def wake_by(self, wake: Callable[[], None]) -> None:
+        """As Engine.wake_by."""
 
     def drain(self) -> None:
         for engine in self.engines:

@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,7 +32,7 @@ from trillion_infer.speculate.verify import Verified
 
 @dataclass
 class TokenEvent:
-    """What a step brought one request. `finished` says why, if these tokens end it.
+    """What a step brought one request. `finished` says why, if these tokens end it; with `error` there are none.
 
     prompt_logprobs comes with the first token of a request that asked for it.
     """
@@ -43,14 +43,15 @@ class TokenEvent:
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     finished: Status | None = None
     stop_reason: int | str | None = None
+    error: Exception | None = None
 
     @property
     def ended_by_token(self) -> bool:
         """The last token is an end-of-sequence or stop token, which is not part of the text."""
+        if self.finished is not Status.FINISHED_STOP:
+            return False
         last, request = self.token_ids[-1], self.request
-        return self.finished is Status.FINISHED_STOP and (
-            last in request.eos_ids or last in (request.params.stop_token_ids or ())
-        )
+        return last in request.eos_ids or last in (request.params.stop_token_ids or ())
 
 
 @dataclass
@@ -95,6 +96,8 @@ class Engine:
         self.speculation = speculation
         self.tiering: KVTiering | None = None
         self.guard: BatchGuard | None = None
+        self.on_finish: Callable[[Request, Scheduler], None] | None = None
+        """Called with a request that ends, before it gives its pages back."""
         self.steps = 0
         self._received = 0.0
         self._no_mask = programs.place(np.False_, P())
@@ -128,6 +131,8 @@ class Engine:
         scheduler = self._owner.get(request.request_id)
         if scheduler is None:
             return
+        if self.on_finish is not None:
+            self.on_finish(request, scheduler)
         scheduler.finish(request, status)
         request.stop_reason = stop_reason
         self._forget(request)
@@ -156,6 +161,14 @@ class Engine:
         if hit is not None:
             self._owner[request.request_id] = self.schedulers[0]
         return hit
+
+    def activate(self, request: Request, num_computed: int) -> None:
+        """Scheduler.activate with the (one) scheduler of this engine."""
+        self.schedulers[0].activate(request, num_computed)
+        self._owner[request.request_id] = self.schedulers[0]
+
+    def wake_by(self, wake: Callable[[], None]) -> None:
+        """Takes a function that wakes a sleeping loop; work comes by `add` alone here, so it is not needed."""
 
     def queued_tokens(self) -> int:
         """Prompt tokens not yet computed, over all requests."""

@@ -10,6 +10,7 @@ from trillion_infer.core.request import Request, Status
 from trillion_infer.core.sampling_params import SamplingParams
 from trillion_infer.engine.disaggregated import DisaggregatedEngine
 from trillion_infer.engine.engine import Engine, TokenEvent
+from trillion_infer.engine.handoff.worker import HandoffEngine
 from trillion_infer.generation.outputs import CompletionText, Delta, PromptState, name_tokens
 from trillion_infer.generation.prompts import Prompt, PromptReader
 
@@ -17,7 +18,7 @@ from trillion_infer.generation.prompts import Prompt, PromptReader
 class Generator:
     """Tracks prompts by id from `add` until their last delta; then `take` gives the whole output once."""
 
-    def __init__(self, engine: Engine | DisaggregatedEngine, reader: PromptReader):
+    def __init__(self, engine: Engine | DisaggregatedEngine | HandoffEngine, reader: PromptReader):
         self.engine, self.reader = engine, reader
         self._prompts: dict[str, PromptState] = {}
         self._texts: dict[Request, tuple[PromptState, CompletionText]] = {}
@@ -94,7 +95,8 @@ class Generator:
         if finished is not None:
             self._close(event.request, finished, reason)
         output = text.output
-        logprobs = output.logprobs[-len(event.token_ids) :] if output.logprobs is not None else None
+        count = len(event.token_ids)
+        logprobs = output.logprobs[-count:] if output.logprobs is not None and count else None
         return Delta(
             state.request_id,
             output.index,
@@ -103,6 +105,7 @@ class Generator:
             logprobs,
             output.finish_reason,
             output.stop_reason,
+            event.error,
         )
 
     def _close(self, request: Request, status: Status, reason: int | str | None) -> str:

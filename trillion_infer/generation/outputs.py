@@ -12,7 +12,10 @@ from trillion_infer.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Delta:
-    """What one step added to completion `index` of a prompt. The texts of all deltas add up to the whole text."""
+    """What one step added to completion `index` of a prompt. The texts of all deltas add up to the whole text.
+
+    error: why the completion ended with finish_reason "error", where that is known.
+    """
 
     request_id: str
     index: int
@@ -21,6 +24,7 @@ class Delta:
     logprobs: list[dict[int, Logprob]] | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    error: Exception | None = None
 
 
 class CompletionText:

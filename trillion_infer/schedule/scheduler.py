@@ -56,6 +56,7 @@ class Scheduler:
         self._preempted: list[Request] = []
         self._adopted: list[Request] = []
         self._planned: list[Row] = []
+        self._reserved: set[Request] = set()
         self._awaited: dict[Request, bytes] = {}
         # The waiting request that did not fit: looked at again when pages were given back, by a request that left
         # or by a prefill chunk that moved out of a window.
@@ -137,10 +138,24 @@ class Scheduler:
         effect, while there is no slot or page for it. The caller writes the KV of the other positions into the pages
         it now holds before the next step runs. The request's tokens up to and including the next one are known.
         """
+        hit = self.reserve(request, num_computed)
+        if hit is not None:
+            self.activate(request, num_computed)
+        return hit
+
+    def reserve(self, request: Request, num_computed: int, by_growth: bool = False) -> int | None:
+        """A slot, and pages for `num_computed` positions that another pool will compute: all of them or nothing.
+
+        Returns what `adopt` returns. `by_growth`: only if the answers of all requests that run or have reserved are
+        expected to fit beside this one's. `activate` or `unreserve` follows.
+        """
         assert request.request_id not in self._requests, f"request {request.request_id} is here already"
         if not self._free_slots:
             return None
         hit = min(self.cache.match(request), num_computed)
+        others = [*self._running, *self._reserved]
+        if by_growth and others and not self._admission.fits(request, hit, self._admission.total_growth(others)):
+            return None
         request.slot = heappop(self._free_slots)
         self.cache.attach(request, hit)
         request.num_computed = num_computed
@@ -149,12 +164,26 @@ class Scheduler:
             heappush(self._free_slots, request.slot)
             request.slot, request.num_computed = -1, 0
             return None
+        self._reserved.add(request)
+        return hit
+
+    def activate(self, request: Request, num_computed: int) -> None:
+        """Run a request with a reservation: its first `num_computed` positions are in its pages."""
+        self._reserved.remove(request)
+        request.num_computed = num_computed
         request.status = Status.RUNNING
         self._requests[request.request_id] = request
         self._ranks.add(request)
         self._running.add(request)
         self._adopted.append(request)
-        return hit
+
+    def unreserve(self, request: Request) -> None:
+        """Give a reservation back; the request may be added, or reserve again, afterwards."""
+        self._reserved.remove(request)
+        self.cache.release(request)
+        heappush(self._free_slots, request.slot)
+        request.slot, request.num_computed = -1, 0
+        self._blocked = None
 
     def complete(self, row: Row, token_ids: Sequence[int]) -> bool:
         """Hand over the ids sampled by a row; False if the request has ended and they were dropped.
@@ -353,7 +382,7 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Raises AssertionError when a slot, page or request is lost or doubled."""
         self.cache.check_integrity()
-        slots = sorted([r.slot for r in self._running] + self._free_slots)
+        slots = sorted([r.slot for r in (*self._running, *self._reserved)] + self._free_slots)
         assert slots == list(range(self.config.max_running)), f"slots in use or free are {slots}"
         live = set(self._waiting) | set(self._running)
         assert live == set(self._requests.values()), "a live request is neither waiting nor running"
@@ -361,7 +390,7 @@ class Scheduler:
         for request in self._running:
             for held in self.cache.held(request):
                 assert held.end * self.cache.page_size >= request.num_computed, "computed tokens have no page"
-        if not self._running:
+        if not self._running and not self._reserved and not self.cache.num_detached:
             for group in self.cache.groups:
                 assert group.pool.num_leased == 0, f"group {group.group.name} has leased pages while nothing runs"
 

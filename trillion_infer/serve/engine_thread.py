@@ -1,6 +1,7 @@
 """The thread that owns the Generator, and how the event loop talks to it."""
 
 import asyncio
+import contextlib
 import logging
 import queue
 import threading
@@ -42,7 +43,12 @@ class EngineThread:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
+        self.generator.engine.wake_by(self._wake)
         self._thread.start()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(EngineDeadError):
+            self._send(lambda: None)
 
     @property
     def error(self) -> EngineDeadError | None:

@@ -50,6 +50,8 @@ class Job:
             if isinstance(item, RequestOutput):
                 self.outputs[number] = item
             else:
+                if item.error is not None:
+                    raise item.error
                 if item.finish_reason == "error":
                     raise ApiError(
                         500, "the grammar of this request gave up; simplify its schema.", code="grammar_failed"

@@ -1,0 +1,184 @@
+"""The prefilling half of a worker: prompts of others, run as requests of one token, and the pages held for them."""
+
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from trillion_infer.core.errors import InvalidRequestError
+from trillion_infer.core.outputs import RequestMetrics
+from trillion_infer.core.request import Request, Status
+from trillion_infer.core.sampling_params import SamplingParams
+from trillion_infer.engine.engine import Engine
+from trillion_infer.engine.handoff.staging import PageStager, Staged
+from trillion_infer.engine.timeline import Timeline
+from trillion_infer.sample.host import sequence_sampling
+from trillion_infer.schedule.scheduler import Scheduler
+from trillion_infer.transfer.handoff.messages import Ask, Piece
+from trillion_infer.transfer.handoff.prefill_side import PrefillSide
+from trillion_infer.transfer.pages import PAGES_PER_CALL
+from trillion_infer.transfer.transports.base import Transport
+
+PREFIX = "handoff/"
+
+
+@dataclass
+class _Batch:
+    """At most 16 pages of one pool that wait for their digest. `first`: block of the first page."""
+
+    group: int
+    first: int
+    count: int
+    staged: Staged
+
+
+@dataclass
+class _Work:
+    """A prompt of a peer. `sent`: blocks of groups that see everything whose pages have been staged."""
+
+    ask: Ask
+    request: Request
+    began: float
+    sent: int
+    parts: deque[tuple[list[_Batch], bool]] = field(default_factory=deque)
+    tickets: list[int] = field(default_factory=list)
+
+
+class PrefillJobs:
+    """Implements PrefillBackend. Pages of finished blocks are staged while later chunks of the same prompt compute."""
+
+    def __init__(self, engine: Engine, stager: PageStager, transport: Transport, vocab: int, timeline: Timeline):
+        self._engine, self._stager, self._transport = engine, stager, transport
+        self._cache = engine.schedulers[0].cache
+        self._timeline = timeline
+        self._work: dict[str, _Work] = {}
+        self._tickets = itertools.count(1)
+        params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
+        self._params = params
+        self._sampling = sequence_sampling(
+            params, vocab_size=vocab, eos_ids=(), encode=None, entropy=np.random.default_rng(0)
+        )[0]
+        self._vocab = vocab
+        self.bytes_staged = 0
+        engine.on_finish = self._keep
+
+    # PrefillBackend
+
+    def start(self, ask: Ask) -> None:
+        if any(not 0 <= token < self._vocab for token in ask.prompt_ids):
+            raise InvalidRequestError(f"the prompt has token ids outside [0, {self._vocab}).", param="prompt")
+        now = time.monotonic()
+        request = Request(
+            PREFIX + ask.key,
+            list(ask.prompt_ids),
+            self._params,
+            max_tokens=1,
+            priority=ask.priority,
+            cache_salt=ask.salt,
+            adapter=ask.adapter,
+            sampling=self._sampling,
+            metrics=RequestMetrics(arrival_time=now),
+        )
+        self._engine.add(request)
+        self._work[ask.key] = _Work(ask, request, now, ask.have)
+
+    def drop(self, key: str) -> None:
+        work = self._work.pop(key, None)
+        if work is None:
+            return
+        self._engine.abort(work.request.request_id)
+        self._cache.release_detached(key)
+        for ticket in work.tickets:
+            self._transport.withdraw(ticket)
+
+    def again(self, key: str, pieces: tuple[Piece, ...]) -> tuple[Piece, ...]:
+        work, held = self._work[key], self._cache.detached(key)
+        exposed = []
+        for piece in pieces:
+            pages = [held[piece.group].page(block) for block in range(piece.first, piece.first + piece.count)]
+            batch = self._stage(piece.group, piece.first, [page for page in pages if page is not None])
+            exposed.append(self._expose(work, batch))
+        return tuple(exposed)
+
+    def queued_tokens(self) -> int:
+        return self._engine.queued_tokens()
+
+    # Progress
+
+    def is_own(self, request: Request) -> bool:
+        """A request that computes a peer's prompt."""
+        return request.request_id.startswith(PREFIX)
+
+    def _keep(self, request: Request, scheduler: Scheduler) -> None:
+        """A prompt is computed: its pages stay, and what is not staged yet is."""
+        key = request.request_id.removeprefix(PREFIX)
+        work = self._work.get(key) if self.is_own(request) else None
+        if work is None:
+            return
+        scheduler.cache.detach(request, key)
+        batches = []
+        for group, held in enumerate(self._cache.detached(key)):
+            full = self._cache.groups[group].group.is_full
+            start = max(held.first, work.sent if full else work.ask.have)
+            batches += self._stage_range(group, start, held.end, lambda block, h=held: h.page(block))
+        work.parts.append((batches, True))
+        now = time.monotonic()
+        begun = request.metrics.first_scheduled_time or work.began
+        self._timeline.add("queue", key, work.began, begun)
+        self._timeline.add("prefill", key, begun, now, tokens=len(work.ask.prompt_ids))
+
+    def advance(self, side: PrefillSide, now: float) -> None:
+        """Stages blocks that steps sent so far complete, and offers those whose digests are known."""
+        for key, work in list(self._work.items()):
+            if work.request.status is Status.RUNNING:
+                self._stage_finished(work)
+            while work.parts and all(batch.staged.is_ready for batch in work.parts[0][0]):
+                batches, last = work.parts.popleft()
+                pieces = tuple(self._expose(work, batch) for batch in batches)
+                side.offer(key, pieces, last, work.request.num_cached_tokens, now)
+
+    def _stage_finished(self, work: _Work) -> None:
+        """Whole batches of finished blocks, of groups whose pages stay until the end."""
+        done = work.request.num_computed // self._cache.page_size
+        count = (done - work.sent) // PAGES_PER_CALL * PAGES_PER_CALL
+        if count <= 0:
+            return
+        batches = []
+        for group, held in enumerate(self._cache.held(work.request)):
+            if self._cache.groups[group].group.is_full:
+                batches += self._stage_range(group, work.sent, work.sent + count, held.page)
+        work.sent += count
+        if batches:
+            work.parts.append((batches, False))
+
+    def _stage_range(self, group: int, start: int, end: int, page: Callable[[int], int | None]) -> list[_Batch]:
+        batches = []
+        for first in range(start, end, PAGES_PER_CALL):
+            pages = [page(block) for block in range(first, min(end, first + PAGES_PER_CALL))]
+            assert None not in pages, "a block to hand over has no page"
+            batches.append(self._stage(group, first, [p for p in pages if p is not None]))
+        return batches
+
+    def _stage(self, group: int, first: int, pages: Sequence[int]) -> _Batch:
+        return _Batch(group, first, len(pages), self._stager.stage(self._engine.pools[group], group, pages))
+
+    def _expose(self, work: _Work, batch: _Batch) -> Piece:
+        ticket = next(self._tickets)
+        self._transport.expose(ticket, [batch.staged.data])
+        work.tickets.append(ticket)
+        size = batch.staged.data.nbytes
+        self.bytes_staged += size
+        return Piece(batch.group, batch.first, batch.count, batch.staged.digest_bytes(), ticket, size)
+
+    @property
+    def num_held(self) -> int:
+        """Prompts computed or held for peers."""
+        return len(self._work)
+
+
+def without_last(ids: Sequence[int]) -> tuple[int, ...]:
+    """The tokens whose KV a prefill worker computes: the last one's step is the decode worker's, with the sampling."""
+    return tuple(ids[:-1])

@@ -1,0 +1,125 @@
+"""Pages out of an engine's pools and into them, in the one form in which they travel, with digests made on the device.
+
+What travels is `[L, 16, p, K, 2, D]` (or `[L, 16, p, R]`) on one device, by logical head: the source's program gathers
+it from its mesh, and the destination's spreads it over its own, so tensor sizes may differ.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Int, UInt
+
+from sharding.heads import HeadPlan
+from trillion_infer.cache.layout import PoolLayout
+from trillion_infer.transfer.handoff.identity import PoolSpec
+from trillion_infer.transfer.pages import PAGES_PER_CALL, HeadMap, extract, head_map, insert, padded_ids
+
+_MIX = (0x9E3779B1, 0x85EBCA77)
+"""Odd multipliers of the two digest words (golden ratio; xxHash's second prime)."""
+
+
+def checksum(data: Array) -> UInt[Array, "2"]:
+    """Two 32-bit words over the bits of `data`: sums modulo 2^32 of each element times an odd number that its position
+    gives. Any single change is found, any other with a chance of about 1 in 2^62."""
+    width = data.dtype.itemsize * 8
+    words = jax.lax.bitcast_convert_type(data, jnp.dtype(f"uint{width}")).astype(jnp.uint32).reshape(-1) + jnp.uint32(1)
+    place = jax.lax.iota(jnp.uint32, words.size)
+    odd = [(place * jnp.uint32(mix) ^ place >> jnp.uint32(15)) | jnp.uint32(1) for mix in _MIX]
+    return jnp.stack([jnp.sum(words * weight, dtype=jnp.uint32) for weight in odd])
+
+
+def _stage(
+    pool: Array, pages: Int[Array, "n"], count: Int[Array, ""], heads: HeadMap | None
+) -> tuple[Array, UInt[Array, "2"]]:
+    """The first `count` of these pages, zeros after them, and the checksum of all."""
+    data = extract(pool, pages, heads)
+    real = jnp.arange(PAGES_PER_CALL) < count
+    data = jnp.where(real.reshape(-1, *[1] * (data.ndim - 2)), data, jnp.zeros((), data.dtype))
+    return data, checksum(data)
+
+
+@dataclass(frozen=True)
+class Staged:
+    """Pages on their way out: an array on one device, and its digest, both perhaps still being computed."""
+
+    data: Array
+    digest: Array
+
+    @property
+    def is_ready(self) -> bool:
+        return self.digest.is_ready()  # pyright: ignore[reportAttributeAccessIssue]
+
+    def digest_bytes(self) -> bytes:
+        return digest_bytes(self.digest)
+
+
+def digest_bytes(words: Array) -> bytes:
+    return np.asarray(words).astype("<u4").tobytes()
+
+
+class PageStager:
+    """For one engine's pools. Programs are compiled by `warm_up`, for 16 pages; nothing is compiled for a count."""
+
+    def __init__(self, mesh: Mesh, layouts: Sequence[PoolLayout], plans: Sequence[HeadPlan | None]):
+        self._layouts, self._plans = list(layouts), list(plans)
+        self._everywhere = NamedSharding(mesh, P())
+        self._one = SingleDeviceSharding(mesh.devices.flat[0])
+        self._out, self._into = [], []
+        for layout, plan in zip(layouts, plans, strict=True):
+            heads = None if plan is None else head_map(plan)
+            shard = NamedSharding(mesh, layout.spec)
+            self._out.append(
+                jax.jit(
+                    lambda pool, ids, count, heads=heads: _stage(pool, ids, count, heads),
+                    out_shardings=self._everywhere,
+                )
+            )
+            self._into.append(
+                jax.jit(
+                    lambda pool, ids, data, heads=heads: insert(pool, ids, data, heads),
+                    out_shardings=shard,
+                    donate_argnums=0,
+                )
+            )
+        self._checksum = jax.jit(checksum)
+
+    def specs(self) -> tuple[PoolSpec, ...]:
+        """The pools as a handshake tells them."""
+        found = []
+        for layout, plan in zip(self._layouts, self._plans, strict=True):
+            middle = (layout.dim,) if plan is None else (plan.kv_heads, 2, layout.dim)
+            found.append(PoolSpec(layout.key.name, (layout.layers, layout.page_size, *middle), layout.dtype))
+        return tuple(found)
+
+    def arrival(self, spec: PoolSpec) -> jax.ShapeDtypeStruct:
+        """What arrives from a pool that a peer has told of."""
+        layers, *rest = spec.shape
+        shape = (layers, PAGES_PER_CALL, *rest)
+        return jax.ShapeDtypeStruct(shape, jnp.dtype(spec.dtype), sharding=self._one)
+
+    def stage(self, pool: Array, group: int, pages: Sequence[int]) -> Staged:
+        """Starts reading at most 16 pages, as the steps sent so far leave them."""
+        data, digest = self._out[group](pool, padded_ids(pages, 0), np.int32(len(pages)))
+        return Staged(data.addressable_data(0), digest)
+
+    def digest(self, data: Array) -> bytes:
+        """The digest of what has arrived."""
+        return digest_bytes(self._checksum(data))
+
+    def fill(self, pool: Array, group: int, pages: Sequence[int], data: Array) -> Array:
+        """The pool with these pages of `data`; ids at the pool's end are left out. Donates the pool."""
+        return self._into[group](pool, padded_ids(pages, pool.shape[1]), jax.device_put(data, self._everywhere))
+
+    def warm_up(self, pools: Sequence[Array]) -> tuple[Array, ...]:
+        """Compiles what there is, so that no request waits for it."""
+        filled = []
+        for group, pool in enumerate(pools):
+            staged = self.stage(pool, group, [])
+            self.digest(staged.data)
+            filled.append(self.fill(pool, group, [], staged.data))
+        return tuple(filled)
