@@ -7,7 +7,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from absl import app, flags
@@ -53,6 +53,15 @@ def define_sampling_flags(**defaults: Any) -> Callable[[], dict[str, Any]]:
         else:
             _define(name, _scalar_type(hints[name]), defaults.get(name, fields[name].default), text)
     return lambda: {name: flags.FLAGS[name].value for name in _SAMPLING}
+
+
+def define_dataclass_flags(kind: Any, help_by_name: Mapping[str, str]) -> Callable[[], dict[str, Any]]:
+    """A flag for every field of a dataclass with defaults; returns a function that reads them."""
+    names = []
+    for field in dataclasses.fields(kind):
+        _define(field.name, type(field.default), field.default, help_by_name[field.name])
+        names.append(field.name)
+    return lambda: {name: flags.FLAGS[name].value for name in names}
 
 
 def _define(name: str, kind: type, default: Any, text: str) -> None:

@@ -37,6 +37,10 @@ class EngineDeadError(TrillionInferError, RuntimeError):
     """The engine loop stopped after an internal failure; requests in flight end with this error."""
 
 
+class HandoffError(TrillionInferError, RuntimeError):
+    """No prefill worker could hand a request over, and the policy is to fail; another try may do better (HTTP 503)."""
+
+
 class QueueFullError(TrillionInferError, RuntimeError):
     """The waiting queue is at its limit; try again later (HTTP 429 or 503)."""
 

@@ -29,13 +29,22 @@ class Generator:
         return self.engine.has_work
 
     def prepare(
-        self, request_id: str, prompt: Prompt, params: SamplingParams, *, priority: int = 0, cache_salt: str = ""
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+        peers: tuple[str, ...] = (),
     ) -> tuple[PromptState, list[Request]]:
-        """Everything that can be refused about a prompt, checked, without side effects."""
+        """Everything that can be refused about a prompt, checked, without side effects. peers: see Request."""
         if request_id in self._prompts:
             raise InvalidRequestError(f"request id {request_id!r} is in use; choose another.", param="request_id")
         text, ids = self.reader.read(prompt)
         requests = self.reader.requests(request_id, ids, params, priority=priority, cache_salt=cache_salt)
+        for request in requests:
+            request.peers = peers
         texts = [CompletionText(request, i, self.reader.tokenizer) for i, request in enumerate(requests)]
         return PromptState(request_id, text, texts), requests
 

@@ -8,6 +8,7 @@ from starlette.responses import Response
 from trillion_infer.serve.chat import template_variables
 from trillion_infer.serve.errors import ApiError
 from trillion_infer.serve.fields import Fields
+from trillion_infer.serve.pool import worker_state
 from trillion_infer.serve.replies import error_reply, json_reply
 from trillion_infer.serve.server import Server
 from trillion_infer.serve.tool_choice import read_tools
@@ -18,7 +19,7 @@ async def health(http: HttpRequest) -> Response:
     server: Server = http.app.state.server
     trouble = server.health()
     if trouble is None:
-        return json_reply({"status": "ok"})
+        return json_reply({"status": "ok", **await worker_state(server)})
     return error_reply(ApiError(503, trouble, code="unhealthy", retry_after=server.options.retry_after_s))
 
 

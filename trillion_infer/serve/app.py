@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from trillion_infer.core.errors import TrillionInferError
 from trillion_infer.generation.generator import Generator
-from trillion_infer.serve import admin, status
+from trillion_infer.serve import admin, pool, status
 from trillion_infer.serve.chat import chat_completions
 from trillion_infer.serve.completions import completions
 from trillion_infer.serve.errors import ApiError, as_api_error
@@ -36,6 +36,8 @@ _ROUTES = [
     Route("/abort", admin.abort, methods=["POST"]),
     Route("/health", admin.health),
     Route("/metrics", admin.metrics),
+    Route("/admin/role", pool.role, methods=["GET", "POST"]),
+    Route("/admin/timeline", pool.timeline),
     Route("/status", status.status),
     Route("/openapi.json", openapi),
     Route("/", status.page),

@@ -14,7 +14,7 @@ from trillion_infer.serve.fields import Fields
 from trillion_infer.serve.jobs import Job
 from trillion_infer.serve.replies import json_reply
 from trillion_infer.serve.sampling import COMMON, read_sampling, read_stream, read_structure
-from trillion_infer.serve.server import Server, new_id
+from trillion_infer.serve.server import Caller, Server, new_id
 from trillion_infer.serve.sse import EventStream, until_disconnect
 from trillion_infer.serve.tool_choice import ToolUse, message_structure, read_tools
 from trillion_infer.text.tools import opens_reasoning
@@ -54,7 +54,7 @@ async def chat_completions(http: HttpRequest) -> Response:
     server: Server = http.app.state.server
     request = read_chat(await server.body(http), server)
     job_id = new_id("chatcmpl", http.state.request_id)
-    job, in_reasoning = await until_disconnect(http.receive, run_chat(server, request, job_id, http.state.tenant))
+    job, in_reasoning = await until_disconnect(http.receive, run_chat(server, request, job_id, http.state.caller))
     answer = ChatAnswer(server, request, job, in_reasoning)
     if request.stream:
         return EventStream(answer.chunks(), lambda: server.close(job), {"X-Request-Id": job.id})
@@ -65,7 +65,7 @@ async def chat_completions(http: HttpRequest) -> Response:
         server.close(job)
 
 
-async def run_chat(server: Server, request: ChatRequest, job_id: str, tenant: str) -> tuple[Job, bool]:
+async def run_chat(server: Server, request: ChatRequest, job_id: str, caller: Caller) -> tuple[Job, bool]:
     """The job of a conversation, and whether its prompt opens the reasoning."""
 
     def render() -> tuple[str, bool, SamplingParams]:
@@ -75,7 +75,7 @@ async def run_chat(server: Server, request: ChatRequest, job_id: str, tenant: st
         return prompt, opened, replace(request.params, structured_output=structure)
 
     prompt, opened, params = await server.prepared(render)
-    return await server.run(job_id, [prompt], params, tenant, request.salt), opened
+    return await server.run(job_id, [prompt], params, caller, request.salt), opened
 
 
 def read_chat(body: Any, server: Server) -> ChatRequest:

@@ -45,7 +45,7 @@ async def completions(http: HttpRequest) -> Response:
     job = await until_disconnect(
         http.receive,
         server.run(
-            new_id("cmpl", http.state.request_id), request.prompts, request.params, http.state.tenant, request.salt
+            new_id("cmpl", http.state.request_id), request.prompts, request.params, http.state.caller, request.salt
         ),
     )
     answer = _Answer(server, request, job)

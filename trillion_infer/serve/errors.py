@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from trillion_infer.core.errors import EngineDeadError, InvalidRequestError, QueueFullError
+from trillion_infer.core.errors import EngineDeadError, HandoffError, InvalidRequestError, QueueFullError
 
 _TYPES = {
     400: "invalid_request_error",
@@ -49,6 +49,8 @@ def as_api_error(error: BaseException, retry_after: int = 1) -> ApiError:
         return ApiError(400, str(error), param=error.param)
     if isinstance(error, QueueFullError):
         return ApiError(429, str(error), code="queue_full", retry_after=retry_after)
+    if isinstance(error, HandoffError):
+        return ApiError(503, str(error), code="handoff_failed", retry_after=retry_after)
     if isinstance(error, EngineDeadError):
         return ApiError(500, str(error), code="engine_dead")
     if isinstance(error, RecursionError):

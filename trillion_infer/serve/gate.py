@@ -11,11 +11,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from trillion_infer.serve.errors import as_api_error
 from trillion_infer.serve.fields import dump_json
 from trillion_infer.serve.replies import error_reply
-from trillion_infer.serve.server import Server
+from trillion_infer.serve.server import Caller, Server
 
 access_log = logging.getLogger("trillion_infer.access")
 log = logging.getLogger("trillion_infer.serve")
 _OPEN = ("/", "/health", "/metrics", "/openapi.json", "/status")
+ADMIN = "/admin/"
+"""Paths that have a key of their own."""
+PEERS_HEADER = "x-prefill-workers"
+_PEER = re.compile(r"[A-Za-z0-9._\-\[\]:]{1,255}:[0-9]{1,5}")
 _GONE = 499
 """Stands for the status of an answer whose client left before it began."""
 _ID = re.compile(r"[A-Za-z0-9._:\-]{1,100}")
@@ -47,8 +51,10 @@ class Gate:
         try:
             state = scope.setdefault("state", {})
             state["request_id"], state["tenant"] = request_id, ""
-            if scope["path"] not in _OPEN:
+            path = scope["path"]
+            if path not in _OPEN and not path.startswith(ADMIN):
                 state["tenant"] = self._server.keys.tenant(headers.get("authorization"))
+            state["caller"] = Caller(state["tenant"], _peers(headers.get(PEERS_HEADER, "")))
             await self._app(scope, receive, sending)
         except Exception as error:
             answer = as_api_error(error)
@@ -68,3 +74,8 @@ class Gate:
                 "tenant": state["tenant"][:8],
             }
             access_log.info("%s", dump_json(entry).decode())
+
+
+def _peers(header: str) -> tuple[str, ...]:
+    """HOST:PORT items of a header; what is none is left out."""
+    return tuple(item for each in header.split(",") if _PEER.fullmatch(item := each.strip()))

@@ -8,7 +8,10 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
+from trillion_infer.core.outputs import RequestMetrics
+
 _SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
+_RATES = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
 _TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144)
 
 
@@ -48,6 +51,13 @@ class Metrics:
         self._between = histogram("vllm:inter_token_latency_seconds", "Between two tokens of a request.")
         self._whole = histogram("vllm:e2e_request_latency_seconds", "From arrival to the last token.")
         self._queued = histogram("vllm:request_queue_time_seconds", "From arrival to the first step.")
+        self._handoffs = {
+            "prefill": histogram("trillion_infer:handoff_prefill_seconds", "From pages reserved to the last computed."),
+            "transfer": histogram("trillion_infer:handoff_transfer_seconds", "In which pages were on their way."),
+            "exposed": histogram("trillion_infer:handoff_exposed_seconds", "Waited for pages after the prefill."),
+            "decode": histogram("trillion_infer:handoff_decode_seconds", "From the last page to the last token."),
+            "rate": histogram("trillion_infer:handoff_gigabytes_per_second", "Bytes over transfer time.", _RATES),
+        }
         self._prompt_sizes = histogram("vllm:request_prompt_tokens", "Prompt tokens a request.", _TOKENS)
         self._output_sizes = histogram("vllm:request_generation_tokens", "Generated tokens a request.", _TOKENS)
 
@@ -62,6 +72,7 @@ class Metrics:
                 self._generated.inc(len(each.token_ids))
                 self._output_sizes.observe(len(each.token_ids))
                 self._success.labels(self._model, each.finish_reason).inc()
+            self._observe_handoff(marks)
             if marks.first_scheduled_time is not None:
                 self._queued.observe(marks.first_scheduled_time - marks.arrival_time)
             if marks.time_to_first_token is not None:
@@ -71,6 +82,18 @@ class Metrics:
                 self._whole.observe(marks.last_token_time - marks.arrival_time)
             for earlier, later in zip(marks.token_times, marks.token_times[1:], strict=False):
                 self._between.observe(later - earlier)
+
+    def _observe_handoff(self, marks: RequestMetrics) -> None:
+        handoff = marks.handoff
+        if handoff is None or handoff.arrived is None or handoff.reserved is None or handoff.offered is None:
+            return
+        self._handoffs["prefill"].observe(handoff.offered - handoff.reserved)
+        self._handoffs["transfer"].observe(handoff.transfer_s)
+        self._handoffs["exposed"].observe(handoff.arrived - handoff.offered)
+        if marks.last_token_time is not None:
+            self._handoffs["decode"].observe(marks.last_token_time - handoff.arrived)
+        if handoff.transfer_s > 0:
+            self._handoffs["rate"].observe(handoff.bytes / handoff.transfer_s / 1e9)
 
     def answered(self, path: str, status: int) -> None:
         """Counts an HTTP answer. `path` must be one of few."""
@@ -96,6 +119,25 @@ class _EngineCounters(Collector):
         "steps": ("trillion_infer:engine_steps", "Steps the engine has made."),
         "compilations": ("trillion_infer:compilations", "Programs compiled; flat after the start."),
     }
+    _OF_WORKERS: ClassVar = {
+        "handoffs": "Prompts that another worker prefilled.",
+        "kv_bytes_moved": "Bytes of KV received.",
+        "kv_pages_moved": "Pages of KV received.",
+        "kv_pages_found": "Pages that were here already and not sent.",
+        "handoff.leases": "Prompts taken from other workers.",
+        "handoff.acks": "Leases that ended with an acknowledgement.",
+        "handoff.expired": "Leases that ran out.",
+        "handoff.aborts": "Attempts called off.",
+        "handoff.retries": "Attempts after the first.",
+        "handoff.resends": "Transfers repeated from their lease.",
+        "handoff.busy": "Attempts refused for want of room.",
+        "handoff.transfer_failures": "Transfers that failed.",
+        "handoff.digest_failures": "Pages that did not match their digest.",
+        "handoff.stale_messages": "Messages of an earlier life of a worker.",
+        "handoff.stale_offers": "Offers nobody waited for.",
+        "handoff.given_up": "Requests no prefill worker handed over.",
+        "handoff.recomputed": "Of those, prefilled here.",
+    }
 
     def __init__(self, model_name: str):
         self.stats: Mapping[str, int] = {}
@@ -103,6 +145,11 @@ class _EngineCounters(Collector):
 
     def collect(self) -> Iterator[CounterMetricFamily]:
         for key, (name, text) in self._NAMES.items():
+            family = CounterMetricFamily(name, text, labels=["model_name"])
+            family.add_metric([self._model], self.stats.get(key, 0))
+            yield family
+        for key, text in self._OF_WORKERS.items() if "handoff.held" in self.stats else ():
+            name = f"trillion_infer:{key.replace('.', '_')}"
             family = CounterMetricFamily(name, text, labels=["model_name"])
             family.add_metric([self._model], self.stats.get(key, 0))
             yield family

@@ -14,6 +14,7 @@ class ServerOptions:
     stall_s: an engine step longer than this makes /health unhealthy.
     tool_format, reasoning_format: names of the model's formats; None finds them in its chat template, "none" turns
         them off.
+    admin_key: bearer key of /admin; None turns it off.
     """
 
     model_name: str
@@ -25,3 +26,4 @@ class ServerOptions:
     stall_s: float = 120.0
     tool_format: str | None = None
     reasoning_format: str | None = None
+    admin_key: str | None = None

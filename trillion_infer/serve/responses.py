@@ -26,7 +26,7 @@ async def responses(http: HttpRequest) -> Response:
     body = await server.body(http)
     request = read_response_request(body, server)
     job_id = new_id("resp", http.state.request_id)
-    job, in_reasoning = await until_disconnect(http.receive, run_chat(server, request, job_id, http.state.tenant))
+    job, in_reasoning = await until_disconnect(http.receive, run_chat(server, request, job_id, http.state.caller))
     answer = _Answer(server, request, body, job, ChatAnswer(server, request, job, in_reasoning).reader())
     if request.stream:
         return EventStream(answer.events(), lambda: server.close(job), {"X-Request-Id": job.id}, named=True)

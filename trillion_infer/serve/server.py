@@ -4,6 +4,7 @@ import asyncio
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect
@@ -11,6 +12,7 @@ from starlette.requests import Request as HttpRequest
 
 from trillion_infer.core.errors import EngineDeadError, InvalidRequestError
 from trillion_infer.core.sampling_params import SamplingParams
+from trillion_infer.engine.handoff.worker import HandoffEngine
 from trillion_infer.generation.generator import Generator
 from trillion_infer.generation.prompts import Prompt
 from trillion_infer.serve.auth import Keys
@@ -27,6 +29,14 @@ from trillion_infer.text.tools import detect_reasoning_format, detect_tool_forma
 from trillion_infer.text.tools.formats import REASONING_FORMATS, ReasoningFormat
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Whose request it is, and the hand-off addresses of prefill workers that its router chose, best first."""
+
+    tenant: str = ""
+    peers: tuple[str, ...] = ()
 
 
 class Server:
@@ -108,9 +118,10 @@ class Server:
         return await asyncio.get_running_loop().run_in_executor(self._worker, function)
 
     async def run(
-        self, job_id: str, prompts: Sequence[Prompt], params: SamplingParams, tenant: str, salt: str = ""
+        self, job_id: str, prompts: Sequence[Prompt], params: SamplingParams, caller: Caller, salt: str = ""
     ) -> Job:
         """A job whose prompts are queued. The caller ends it with `close`. Raises ApiError and library errors."""
+        tenant = caller.tenant
         if self.draining or self.thread.error is not None:
             why = self.health() or "the server is shutting down."
             raise ApiError(503, why, code="unavailable", retry_after=self.options.retry_after_s)
@@ -129,7 +140,13 @@ class Server:
 
         def read() -> list[Any]:
             return [
-                prepare(f"{job_id}-{number}" if many else job_id, prompt, params, cache_salt=cache_salt)
+                prepare(
+                    f"{job_id}-{number}" if many else job_id,
+                    prompt,
+                    params,
+                    cache_salt=cache_salt,
+                    peers=caller.peers,
+                )
                 for number, prompt in enumerate(prompts)
             ]
 
@@ -156,6 +173,12 @@ class Server:
             return False
         job.abort()
         return True
+
+    @property
+    def worker(self) -> HandoffEngine | None:
+        """The engine, if it has a role in a pool."""
+        engine = self.thread.generator.engine
+        return engine if isinstance(engine, HandoffEngine) else None
 
     async def stats(self) -> dict[str, int]:
         """The engine's counters; empty if it does not answer within a second."""

@@ -4,6 +4,8 @@ import os
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from trillion_infer.core.errors import ConfigError
 from trillion_infer.engine.build import Blueprint, pool_side
@@ -76,9 +78,24 @@ def make_worker(
     prefill = PrefillJobs(engine, stager, transport, blueprint.family.config.vocab, timeline)
     decode = DecodeJobs(engine, stager, transport, limits, timeline)
     sides = (PrefillSide(limits, prefill), DecodeSide(epoch, limits, decode))
-    worker = HandoffEngine(engine, options.role, links, transport, sides, (prefill, decode), timeline)
-    links.dial(options.peers)
+    jobs = (prefill, decode)
+    return HandoffEngine(engine, options.role, links, transport, sides, jobs, timeline, options.peers)
+
+
+def make_worker_of(llm: Any, options: HandoffOptions) -> HandoffEngine:
+    """Makes an LLM's engine a worker, which its generator drives from then on; `make_worker` says what it raises."""
+    worker = make_worker(llm.engine, llm.blueprint, llm.fingerprint, options)
+    llm.engine = llm.generator.engine = worker
     return worker
+
+
+def read_key(text: str | None) -> str:
+    """A key, or the first line of @FILE. Raises ConfigError for none, OSError for a file that cannot be read."""
+    if not text:
+        raise ConfigError("--role needs --handoff_key: a key that all workers share, or @FILE that holds it.")
+    if text.startswith("@"):
+        return Path(text[1:]).read_text(encoding="utf-8").strip()
+    return text
 
 
 def split_addresses(text: str | Sequence[str]) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import jax
 
 from trillion_infer.cache.group import HeldPages
-from trillion_infer.core.errors import InvalidRequestError, TrillionInferError
+from trillion_infer.core.errors import HandoffError, InvalidRequestError
 from trillion_infer.core.outputs import HandoffMarks
 from trillion_infer.core.request import Request, Status
 from trillion_infer.engine.engine import Engine, TokenEvent
@@ -18,10 +18,6 @@ from trillion_infer.transfer.handoff.identity import Identity
 from trillion_infer.transfer.handoff.limits import HandoffLimits
 from trillion_infer.transfer.handoff.messages import Ask, Offer
 from trillion_infer.transfer.transports.base import Fetch, TransferError, Transport
-
-
-class HandoffError(TrillionInferError, RuntimeError):
-    """No prefill worker could hand over a request, and the policy is to fail (HTTP 500; another try may do better)."""
 
 
 @dataclass

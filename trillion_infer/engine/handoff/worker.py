@@ -25,7 +25,8 @@ class HandoffEngine:
     """Looks like an Engine; one thread owns it.
 
     role: `prefill` computes prompts for decode workers and refuses clients; `decode` has prompts computed by prefill
-    workers and decodes them; `both` serves clients alone and computes prompts for others, too.
+    workers and decodes them; `both` serves clients alone and computes prompts for others, too. peers: the prefill
+    workers to ask; without any, those that requests name.
     """
 
     def __init__(
@@ -37,12 +38,15 @@ class HandoffEngine:
         sides: tuple[PrefillSide, DecodeSide],
         jobs: tuple[PrefillJobs, DecodeJobs],
         timeline: Timeline,
+        peers: tuple[str, ...] = (),
     ):
         check_role(role)
         self.engine, self.links, self.transport, self.timeline = engine, links, transport, timeline
         self.prefill_side, self.decode_side = sides
         self.prefill_jobs, self.decode_jobs = jobs
         self.role, self._next_role = role, role
+        self._peers_are_fixed = bool(peers)
+        links.dial(peers)
         self._waiting: deque[Request] = deque()
         self._aborted: list[TokenEvent] = []
         self._decoding: dict[str, float] = {}
@@ -155,7 +159,8 @@ class HandoffEngine:
     def _reserve(self, now: float) -> None:
         while self._waiting:
             request = self._waiting[0]
-            self.links.dial(request.peers)
+            if not self._peers_are_fixed:
+                self.links.dial(request.peers)
             if not self.decode_jobs.reserve(request, self.decode_side, now):
                 return
             self._waiting.popleft()

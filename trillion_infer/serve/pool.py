@@ -1,0 +1,60 @@
+"""A worker of a pool: what its router must know, its role, its timeline."""
+
+import hmac
+from typing import Any
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from trillion_infer.core.errors import ConfigError
+from trillion_infer.engine.handoff.worker import HandoffEngine
+from trillion_infer.serve.errors import ApiError
+from trillion_infer.serve.fields import Fields
+from trillion_infer.serve.metrics import pages_in_use
+from trillion_infer.serve.replies import json_reply
+from trillion_infer.serve.server import Server
+
+
+async def worker_state(server: Server) -> dict[str, Any]:
+    """Role, hand-off address and load of a worker; empty for a server without a role."""
+    worker = server.worker
+    if worker is None:
+        return {}
+    stats = await server.stats()
+    return {
+        "role": worker.role,
+        "next_role": worker.next_role,
+        "handoff": worker.links.address,
+        "queued_tokens": stats.get("queued_tokens", 0),
+        "held": stats.get("handoff.held", 0),
+        "kv_in_use": round(pages_in_use(stats), 4),
+    }
+
+
+async def role(http: HttpRequest) -> Response:
+    """GET: the worker's state. POST {"role": ROLE}: drains it of the old role's work, then changes; poll with GET."""
+    server, worker = _admin(http)
+    if http.method == "POST":
+        wanted = Fields(await server.body(http), ("role",)).need("role", str)
+        try:
+            await server.thread.call(lambda: worker.switch(wanted))
+        except ConfigError as error:
+            raise ApiError(400, str(error), param="role") from error
+    return json_reply(await worker_state(server))
+
+
+async def timeline(http: HttpRequest) -> Response:
+    """The newest spans, in the Chrome trace format."""
+    server, worker = _admin(http)
+    return json_reply({"traceEvents": await server.thread.call(worker.timeline.events)})
+
+
+def _admin(http: HttpRequest) -> tuple[Server, HandoffEngine]:
+    server: Server = http.app.state.server
+    key = server.options.admin_key
+    if key is None or server.worker is None:
+        raise ApiError(404, "there is no such endpoint: this server was started without --role or --admin_key.")
+    given = http.headers.get("authorization", "").removeprefix("Bearer ")
+    if not hmac.compare_digest(given.encode(), key.encode()):
+        raise ApiError(401, "the admin key is missing or wrong.", code="invalid_admin_key")
+    return server, server.worker
