@@ -1,7 +1,6 @@
 """The pieces that decide, without HTTP."""
 
 import dataclasses
-import itertools
 
 import pytest
 from hypothesis import given
@@ -233,7 +232,58 @@ def test_every_option_has_help():
     assert list(option_help()) == [field.name for field in dataclasses.fields(RouterConfig)]
 
 
-@pytest.mark.parametrize(("prefill", "decode"), list(itertools.product([[], ["http://p"]], [[], ["http://d"]])))
-def test_separate_pools_are_refused_and_the_message_says_what_works(prefill, decode):
-    with pytest.raises(ConfigError, match="--workers="):
-        check_pools([], prefill, decode)
+@pytest.mark.parametrize(
+    ("workers", "prefill", "decode", "says"),
+    [
+        ([], [], [], "--workers="),
+        ([], ["http://p"], [], "--decode is empty"),
+        ([], [], ["http://d"], "--prefill is empty"),
+        (["http://w"], ["http://p"], ["http://d"], "servers without roles"),
+    ],
+)
+def test_pools_that_cannot_serve_are_refused(workers, prefill, decode, says):
+    with pytest.raises(ConfigError, match=says):
+        check_pools(workers, prefill, decode)
+
+
+def make_pools() -> Policy:
+    """Two decode workers, two prefill workers that have told where they are."""
+    policy = Policy(RouterConfig(("http://d0", "http://d1"), ("http://p0", "http://p1")), Clock())
+    for name in ("p0", "p1"):
+        policy.workers[f"http://{name}"].told({"role": "prefill", "handoff": f"{name}:1", "queued_tokens": 0})
+    return policy
+
+
+def test_clients_go_to_decode_workers_alone():
+    policy = make_pools()
+    urls = {policy.choose(make_call(policy, f"prompt {i}" * 50)).lease.worker.url for i in range(10)}
+    assert urls == {"http://d0", "http://d1"}
+
+
+def test_the_prefill_worker_with_the_shortest_queue_is_asked_first():
+    policy = make_pools()
+    policy.workers["http://p0"].told({"queued_tokens": 5000})
+    assert policy.choose(make_call(policy, "x")).feeders == ("p1:1", "p0:1")
+
+
+def test_prompts_on_their_way_count_until_the_first_token():
+    policy = make_pools()
+    first = policy.choose(make_call(policy, "a" * 4000))
+    busy = first.feeders[0]
+    assert policy.choose(make_call(policy, "b" * 40)).feeders[0] != busy
+    first.lease.first_token()
+    assert policy.workers[f"http://{busy[:2]}"].prefill_tokens == 0
+
+
+def test_a_decode_worker_without_room_for_kv_is_passed_over():
+    policy = make_pools()
+    policy.workers["http://d0"].told({"kv_in_use": 0.95})
+    assert {policy.choose(make_call(policy, f"{i}")).lease.worker.url for i in range(6)} == {"http://d1"}
+
+
+def test_a_worker_that_changes_its_role_changes_its_pool():
+    policy = make_pools()
+    policy.workers["http://p1"].told({"role": "prefill", "next_role": "decode", "handoff": "p1:1"})
+    choices = [policy.choose(make_call(policy, f"prompt {i}" * 50)) for i in range(12)]
+    assert {choice.lease.worker.url for choice in choices} == {"http://d0", "http://d1", "http://p1"}
+    assert {choice.feeders for choice in choices} == {("p0:1",)}

@@ -21,7 +21,8 @@ SCRIPT = [sys.executable, str(REPOSITORY / "scripts" / "route.py")]
     [
         ([], "no worker is given"),
         (["--workers=localhost:8000"], "not a base URL"),
-        (["--prefill=http://a:1", "--decode=http://b:1"], "--disaggregate=prefill=N,decode=M"),
+        (["--prefill=http://a:1"], "--decode is empty"),
+        (["--decode=http://a:1", "--workers=http://b:1"], "--workers for servers without roles"),
         (["--workers=http://a:1", "--on_worker_failure=again"], "error, replay|<error|replay>"),
         (["--workers=http://a:1", "--max_attempts=0"], "at least 1"),
         (["--workers=http://a:1", "--idle_timeout_s=nan"], "positive"),

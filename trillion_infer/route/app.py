@@ -84,7 +84,7 @@ class Router:
 
     async def health(self, _: Request) -> Response:
         """200 while some worker can take requests."""
-        ready = sum(worker.reachable for worker in self._policy.workers.values())
+        ready = sum(worker.reachable and worker.decodes for worker in self._policy.workers.values())
         return JSONResponse({"workers": len(self._policy.workers), "ready": ready}, 200 if ready else 503)
 
     async def metrics_page(self, _: Request) -> Response:
@@ -107,6 +107,9 @@ class Router:
                 "prefill_tokens": worker.prefill_tokens,
                 "decode_tokens": worker.decode_tokens,
                 "sessions": homes.get(worker.url, 0),
+                "role": worker.role,
+                "queued_tokens": worker.queued_tokens,
+                "kv_in_use": worker.kv_in_use,
             }
             for worker in self._policy.workers.values()
         ]

@@ -14,7 +14,8 @@ class RouterConfig:
     """How requests are spread over workers, and what happens when one fails.
 
     Args:
-        workers: base URLs of OpenAI-compatible servers, `http://host:port`.
+        workers: base URLs of OpenAI-compatible servers, `http://host:port`; with `prefill`, those that decode.
+        prefill: base URLs of servers that prefill for them (serve.py --role=prefill); none without pools.
         on_worker_failure: after the first token, `error` ends the stream with an error event; `replay` generates
             greedy and seeded requests again on another worker and skips the text already sent.
         max_attempts: workers tried before the first token.
@@ -36,6 +37,7 @@ class RouterConfig:
     """
 
     workers: tuple[str, ...]
+    prefill: tuple[str, ...] = ()
     on_worker_failure: str = "error"
     max_attempts: int = 3
     max_requests_per_worker: int = 256
@@ -55,12 +57,14 @@ class RouterConfig:
     admin_key: str | None = None
 
     def __post_init__(self):
-        object.__setattr__(self, "workers", tuple(_base_url(url) for url in self.workers))
+        for name in ("workers", "prefill"):
+            object.__setattr__(self, name, tuple(_base_url(url) for url in getattr(self, name)))
         if not self.workers:
             raise ConfigError(
                 "--workers is empty; give the base URL of at least one server, --workers=http://HOST:PORT."
             )
-        doubled = sorted({url for url in self.workers if self.workers.count(url) > 1})
+        every = self.workers + self.prefill
+        doubled = sorted({url for url in every if every.count(url) > 1})
         if doubled:
             raise ConfigError(f"--workers names {', '.join(doubled)} more than once; name every worker once.")
         if self.on_worker_failure not in FAILURE_POLICIES:
@@ -88,14 +92,14 @@ def option_help() -> dict[str, str]:
 
 
 def check_pools(workers: list[str], prefill: list[str], decode: list[str]) -> None:
-    """Raises ConfigError unless the pools asked for are ones this router can serve: colocated workers."""
+    """Raises ConfigError unless either workers are given, or pools of both roles."""
     if prefill or decode:
-        raise ConfigError(
-            "--prefill and --decode need a hand-off of KV pages between server processes, which servers do not offer "
-            "over HTTP. Split prefill from decode inside each worker instead (scripts/serve.py "
-            "--disaggregate=prefill=N,decode=M, pages travel device to device) and route over them with "
-            "--workers=URL,…."
-        )
+        if workers:
+            raise ConfigError("--workers and --prefill or --decode are given; use --workers for servers without roles.")
+        if not prefill or not decode:
+            lacking = "decode" if prefill else "prefill"
+            raise ConfigError(f"--{lacking} is empty; pools need at least one worker of each role.")
+        return
     if not workers:
         raise ConfigError("no worker is given; use --workers=http://HOST:PORT,….")
 

@@ -56,7 +56,7 @@ class Forwarder:
             self.metrics.prompt_tokens.labels(url).inc(call.prompt_tokens)
             self.metrics.matched_tokens.labels(url).inc(choice.matched_tokens)
             try:
-                return await attempt(self.client, url, outgoing, request_id, self.config), choice
+                return await attempt(self.client, url, outgoing, request_id, self.config, choice.feeders), choice
             except WorkerFailedError as error:
                 failure = error
                 self.failed(call, choice, error)

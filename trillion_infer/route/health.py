@@ -30,8 +30,11 @@ class HealthPoller:
         try:
             answer = await self._client.get(f"{worker.url}/health", timeout=max(1.0, self._interval_s))
             good = answer.status_code == 200
-        except (httpx.HTTPError, httpx.InvalidURL):
-            good = False
+            state = answer.json() if good else None
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError):
+            good, state = False, None
+        if isinstance(state, dict):
+            worker.told(state)
         self._missed[worker.url] = 0 if good else self._missed[worker.url] + 1
         if good:
             worker.up = True

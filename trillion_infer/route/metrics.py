@@ -14,6 +14,8 @@ _GAUGES = {
     "requests_in_flight": ("Requests of this router on the worker.", lambda worker: worker.requests),
     "prefill_tokens_in_flight": ("Prompt tokens still to compute (estimated).", lambda worker: worker.prefill_tokens),
     "decode_tokens_in_flight": ("Tokens still to generate (estimated).", lambda worker: worker.decode_tokens),
+    "queued_tokens": ("Prompt tokens in its queue, as it last told.", lambda worker: worker.queued_tokens),
+    "kv_in_use": ("Share of its KV pages in use, as it last told.", lambda worker: worker.kv_in_use),
     "prefix_blocks": ("Blocks of prompt prefix remembered.", lambda worker: len(worker.prefix)),
 }
 

@@ -12,6 +12,9 @@ from trillion_infer.route.prefix import BLOCK_BYTES, prefix_hashes
 from trillion_infer.route.request import RequestView
 from trillion_infer.route.worker import Lease, Worker
 
+FULL = 0.9
+"""Share of KV pages in use above which a decode worker is passed over while another has more room."""
+
 
 class NoWorkerError(TrillionInferError, RuntimeError):
     """No worker is up (HTTP 503)."""
@@ -31,11 +34,15 @@ class Call:
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """A lease and why it was taken: `session`, `spill` (the session's home had no room), `prefix` or `load`."""
+    """A lease and why it was taken: `session`, `spill` (the session's home had no room), `prefix` or `load`.
+
+    feeders: hand-off addresses of the prefill workers to ask, the best first; none for a worker without a pool.
+    """
 
     lease: Lease
     reason: str
     matched_tokens: int
+    feeders: tuple[str, ...] = ()
 
 
 class Policy:
@@ -48,7 +55,9 @@ class Policy:
     def __init__(self, config: RouterConfig, clock: Callable[[], float]):
         self.config = config
         self.estimator = TokenEstimator()
-        self.workers = {url: Worker(url, config, clock) for url in config.workers}
+        role = "decode" if config.prefill else None
+        self.workers = {url: Worker(url, config, clock, role) for url in config.workers}
+        self.workers |= {url: Worker(url, config, clock, "prefill") for url in config.prefill}
         self.homes = SessionHomes(config.balance, config.max_sessions, config.session_ttl_s, clock)
         self._turn = 0
 
@@ -67,21 +76,35 @@ class Policy:
 
         Raises NoWorkerError if none is left, QueueFullError if those that are left have no room.
         """
-        reachable = [worker for worker in self.workers.values() if worker.reachable and worker.url not in call.tried]
+        workers = [worker for worker in self.workers.values() if worker.decodes]
+        reachable = [worker for worker in workers if worker.reachable and worker.url not in call.tried]
         if not reachable:
             raise NoWorkerError("no worker can take this request: all are down, draining or have failed it; try later.")
         tokens = call.prompt_tokens + call.output_tokens
         open_ = [worker for worker in reachable if worker.has_room(tokens)]
+        open_ = [worker for worker in open_ if worker.kv_in_use < FULL] or open_
         if not open_:
             raise QueueFullError("every worker has as many requests in flight as it takes; try again later.")
         worker, reason = self._by_session(call, open_) if call.session else self._by_work(call, open_)
         matched = self._cached(call, worker)
         worker.prefix.add(call.hashes)
-        return Choice(worker.lease(max(1, call.prompt_tokens - matched), call.output_tokens), reason, matched)
+        lease = worker.lease(max(1, call.prompt_tokens - matched), call.output_tokens)
+        feeders = self._feeders() if worker.role == "decode" else []
+        if feeders:
+            lease.feeder = feeders[0].lease(max(1, call.prompt_tokens - matched), 0)
+        return Choice(lease, reason, matched, tuple(feeder.handoff or "" for feeder in feeders))
+
+    def _feeders(self) -> list[Worker]:
+        """Workers that can prefill for others, the one with the fewest queued prompt tokens first.
+
+        The queue is what the worker last told, or what this router has sent it since, if that is more.
+        """
+        able = [worker for worker in self.workers.values() if worker.feeds and worker.reachable]
+        return sorted(able, key=lambda worker: max(worker.queued_tokens, worker.prefill_tokens))
 
     def _by_session(self, call: Call, open_: Sequence[Worker]) -> tuple[Worker, str]:
         session = call.session or ""
-        up = [worker.url for worker in self.workers.values() if worker.reachable]
+        up = [worker.url for worker in self.workers.values() if worker.reachable and worker.decodes]
         home = self.homes.home(session, up)
         by_url = {worker.url: worker for worker in open_}
         limit = self._limit([worker.load for worker in open_])

@@ -16,7 +16,8 @@ def serve(config: RouterConfig, host: str, port: int, drain_s: int) -> None:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.create_server((host, port), family=family, backlog=2048)
     shown = f"[{host}]" if ":" in host else host
-    print(f"routing on http://{shown}:{listener.getsockname()[1]} over {len(config.workers)} workers", flush=True)
+    count = len(config.workers) + len(config.prefill)
+    print(f"routing on http://{shown}:{listener.getsockname()[1]} over {count} workers", flush=True)
     options = uvicorn.Config(
         build_app(config), log_level="warning", access_log=False, timeout_graceful_shutdown=drain_s, lifespan="on"
     )

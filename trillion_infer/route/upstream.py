@@ -14,7 +14,7 @@ Event = tuple[bytes, dict | None]
 _RETRIED = (429, 500, 502, 503, 504)
 _NOT_FORWARDED = frozenset(
     "connection expect content-encoding content-length date host keep-alive proxy-authenticate proxy-authorization "
-    "server te trailer transfer-encoding upgrade accept-encoding x-request-id".split()
+    "server te trailer transfer-encoding upgrade accept-encoding x-request-id x-prefill-workers".split()
 )
 
 
@@ -98,14 +98,21 @@ class Stream:
 
 
 async def attempt(
-    client: httpx.AsyncClient, url: str, outgoing: Outgoing, request_id: str, config: RouterConfig
+    client: httpx.AsyncClient,
+    url: str,
+    outgoing: Outgoing,
+    request_id: str,
+    config: RouterConfig,
+    feeders: tuple[str, ...] = (),
 ) -> Answer | Stream:
     """Sends a request to the worker at `url`; returns its whole answer, or its stream from the first token on.
 
+    feeders: hand-off addresses of the workers that can prefill for it, the best first.
     Raises WorkerFailedError for a failed connection, a timeout, a broken answer, and statuses 429 and 500 to 504.
     """
     headers = [*kept_headers(outgoing.headers), ("accept-encoding", "identity")]
     headers += [("x-request-id", request_id)] if request_id else []
+    headers += [("x-prefill-workers", ",".join(feeders))] if feeders else []
     timeout = httpx.Timeout(None, connect=config.connect_timeout_s)
     request = client.build_request(
         outgoing.method, url + outgoing.target, headers=headers, content=outgoing.body, timeout=timeout

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 from trillion_infer.route.breaker import Breaker
 from trillion_infer.route.config import RouterConfig
@@ -13,11 +14,15 @@ _RECENT_S = 30.0
 class Worker:
     """Load and state of a worker. Loads are estimates of the requests that this router has on it, in tokens.
 
-    `up` is what health polling last said; `draining` is an operator's wish: no new requests.
+    `up` is what health polling last said; `draining` is an operator's wish: no new requests. `role`, `handoff` (its
+    address), `queued_tokens` and `kv_in_use` (0 to 1) are what a worker of a pool last told of itself.
     """
 
-    def __init__(self, url: str, config: RouterConfig, clock: Callable[[], float]):
+    def __init__(self, url: str, config: RouterConfig, clock: Callable[[], float], role: str | None = None):
         self.url = url
+        self.role = role
+        self.handoff: str | None = None
+        self.queued_tokens, self.kv_in_use = 0, 0.0
         self.up = True
         self.draining = False
         self.requests = 0
@@ -44,6 +49,26 @@ class Worker:
             return False
         return self.requests == 0 or self.load + tokens <= self._config.max_tokens_per_worker
 
+    @property
+    def decodes(self) -> bool:
+        """Whether it takes clients' requests."""
+        return self.role != "prefill"
+
+    @property
+    def feeds(self) -> bool:
+        """Whether it prefills for others, and where is known."""
+        return self.role in ("prefill", "both") and self.handoff is not None
+
+    def told(self, state: dict[str, Any]) -> None:
+        """What its /health says; a worker whose role is changing has the one to come."""
+        role = state.get("next_role", state.get("role"))
+        if isinstance(role, str):
+            self.role = role
+        self.handoff = state.get("handoff") if isinstance(state.get("handoff"), str) else self.handoff
+        queued, used = state.get("queued_tokens"), state.get("kv_in_use")
+        self.queued_tokens = queued if isinstance(queued, int) else self.queued_tokens
+        self.kv_in_use = float(used) if isinstance(used, int | float) else self.kv_in_use
+
     def recent_work(self) -> float:
         """Tokens of work sent here lately; fades by half every 30 seconds."""
         now = self._clock()
@@ -63,7 +88,12 @@ class Worker:
 
 
 class Lease:
-    """A request's share of a worker's load. Only the first of `succeed`, `fail` and `abandon` counts."""
+    """A request's share of a worker's load. Only the first of `succeed`, `fail` and `abandon` counts.
+
+    feeder: the lease on the worker that prefills for it, which ends with the first token.
+    """
+
+    feeder: "Lease | None" = None
 
     def __init__(self, worker: Worker, prefill_tokens: int, decode_tokens: int):
         self.worker = worker
@@ -78,6 +108,8 @@ class Lease:
         if self._held:
             self.worker.prefill_tokens -= self._prefill
             self._prefill = 0
+            if self.feeder is not None:
+                self.feeder.succeed()
 
     def token(self) -> None:
         """One more token is decoded; the last one expected stays until the end."""
@@ -105,6 +137,8 @@ class Lease:
     def _release(self) -> bool:
         held, self._held = self._held, False
         if held:
+            if self.feeder is not None:
+                self.feeder.abandon()
             self.worker.requests -= 1
             self.worker.prefill_tokens -= self._prefill
             self.worker.decode_tokens -= self._decode
