@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from trillion_infer.core.errors import ConfigError
 from trillion_infer.engine.build import Blueprint, pool_side
 from trillion_infer.engine.engine import Engine
@@ -63,6 +65,8 @@ def make_worker(
     """
     if blueprint.data > 1 or not isinstance(engine, Engine):
         raise ConfigError("a worker with a role has one mesh without a data axis; leave data=1 and no disaggregate.")
+    if jax.process_count() > 1:
+        raise ConfigError("a worker with a role runs in one process; leave --num_processes out.")
     if blueprint.config.speculate or engine.tiering is not None:
         raise ConfigError("speculate, host_kv and disk_kv do not work with --role yet; leave them out.")
     key = options.key.encode()

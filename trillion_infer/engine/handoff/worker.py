@@ -5,6 +5,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from jax.sharding import Mesh
+
 from trillion_infer.core.errors import ConfigError, QueueFullError
 from trillion_infer.core.request import Request, Status
 from trillion_infer.engine.engine import Engine, TokenEvent
@@ -77,6 +79,10 @@ class HandoffEngine:
             self.role = self._next_role
 
     # Requests
+
+    def meshes(self) -> list[tuple[str, Mesh]]:
+        """The mesh of its role."""
+        return [(self.role, mesh) for _, mesh in self.engine.meshes()]
 
     @property
     def has_work(self) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from trillion_infer.core.errors import ConfigError
 from trillion_infer.transfer.handoff.identity import Identity
 from trillion_infer.transfer.handoff.messages import Message, MessageCodec, ProtocolError
-from trillion_infer.transfer.handoff.wire import Channel, WireError, address_of, dial, listen
+from trillion_infer.transfer.handoff.wire import Channel, WireError, address_of, dial, listen, stop_listening
 
 RETRY_S = (0.1, 3.0)
 """Seconds between two tries to reach a peer, at first and at most."""
@@ -67,7 +67,7 @@ class Links:
 
     def close(self) -> None:
         self._closed = True
-        self._listener.close()
+        stop_listening(self._listener)
         for channel in list(self._channels.values()):
             channel.close()
 
@@ -128,6 +128,8 @@ class Links:
 
     def _serve(self, peer: str, asks: bool, channel: Channel, theirs: Identity) -> None:
         self._channels[peer, asks] = channel
+        if self._closed:
+            channel.close()
         self._tell(LinkEvent(peer, asks, True, theirs))
         try:
             while True:

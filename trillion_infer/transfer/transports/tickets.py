@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import jax
 import msgpack
 
-from trillion_infer.transfer.handoff.wire import Channel, WireError, address_of, dial, listen, pack
+from trillion_infer.transfer.handoff.wire import Channel, WireError, address_of, dial, listen, pack, stop_listening
 from trillion_infer.transfer.transports.base import TransferError
 
 FETCHERS = 4
@@ -41,7 +41,7 @@ class TicketServer:
         self._exposed.pop(ticket, None)
 
     def close(self) -> None:
-        self._listener.close()
+        stop_listening(self._listener)
         self.fetchers.shutdown(wait=False, cancel_futures=True)
         for channel in [*self._open, *(c for kept in self._channels.values() for c in kept)]:
             channel.close()

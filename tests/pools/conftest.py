@@ -1,0 +1,51 @@
+"""Pools that tests share: two prefill workers, two decode workers and a router, as processes."""
+
+import socket
+
+import pytest
+
+from tests.pools.workers import RouterProcess, Worker, tiny_model
+
+
+def free_ports(count: int) -> list[int]:
+    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [probe.getsockname()[1] for probe in probes]
+    for probe in probes:
+        probe.close()
+    return ports
+
+
+@pytest.fixture(scope="session")
+def pool_model(tmp_path_factory):
+    return tiny_model(tmp_path_factory.mktemp("pools") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def deployment(pool_model):
+    """(prefill workers, decode workers, router)."""
+    ports = free_ports(8)
+    prefill = [Worker(pool_model, "prefill", ports[i], ports[i + 2]) for i in range(2)]
+    decode = [Worker(pool_model, "decode", ports[i + 4], ports[i + 6]) for i in range(2)]
+    processes = [worker.process for worker in (*prefill, *decode)]
+    try:
+        for worker in (*prefill, *decode):
+            worker.wait()
+        router = RouterProcess(prefill, decode)
+        processes.append(router.process)
+        yield prefill, decode, router
+    finally:
+        for worker in (*prefill, *decode):
+            processes.append(worker.process)
+        for process in processes:
+            if process.child.poll() is None:
+                process.kill()
+
+
+@pytest.fixture(scope="session")
+def colocated(make_llm, pool_model):
+    """The same model in this process: what the right answers are."""
+    from trillion_infer import LLM
+
+    llm = LLM(pool_model, dtype="float32", max_running=8, prefill_chunk=64, page_size=4, kv_memory=8e6)
+    yield llm
+    llm.close()
