@@ -46,6 +46,6 @@ def colocated(make_llm, pool_model):
     """The same model in this process: what the right answers are."""
     from trillion_infer import LLM
 
-    llm = LLM(pool_model, dtype="float32", max_running=8, prefill_chunk=64, page_size=4, kv_memory=8e6)
+    llm = LLM(pool_model, dtype="float32", max_running=8, prefill_chunk=64, page_size=8, kv_memory=8e6)
     yield llm
     llm.close()

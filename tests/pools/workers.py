@@ -94,7 +94,7 @@ class Worker:
             "--dtype=float32",
             "--max_running=8",
             "--prefill_chunk=64",
-            "--page_size=4",
+            "--page_size=8",
             "--kv_memory=8e6",
             "--lease_s=6",
             "--silence_s=3",
