@@ -8,6 +8,8 @@ Expect: a table; with --json one object a line: engine, metric, value, unit, dty
 decode: batch 1, 32 in, 128 out. prefill: 1,024 in, 1 out. offline: 32 requests of 16 to 512 in, 64 out, 16 running.
 startup: process start to first token, with an empty cache of compiled programs (startup_cold_s) and with a filled one.
 serve: the offline requests over HTTP, all at once, streamed from a server process.
+interference (not in all): 4 streams of 256 tokens while 6 prompts of 2,000 tokens arrive, one every 2 s; one server
+without and with chunked prefill on all cores, against a prefill and a decode worker on half of the cores each.
 Every run has prompts of its own, so prefix caching does not help; the best of --repeats is given.
 """
 
@@ -24,7 +26,7 @@ from trillion_infer.cli.hosts import define_host_flags
 from trillion_infer.cli.progress import progress_bars
 
 WORKLOAD = flags.DEFINE_string(
-    "workload", "all", "decode, prefill, offline, startup, serve, several with commas, or all."
+    "workload", "all", "decode, prefill, offline, startup, serve, interference, several with commas, or all."
 )
 JSON = flags.DEFINE_bool("json", False, "One JSON object a line instead of a table.")
 REPEATS = flags.DEFINE_integer("repeats", 3, "Runs of each workload; the best is given.")

@@ -49,7 +49,7 @@ def test_a_scale_that_makes_no_sense_is_refused(scale):
 
 def test_names_are_run_in_a_fixed_order():
     assert parse_workloads("offline, decode") == ("decode", "offline")
-    assert parse_workloads("all") == WORKLOADS
+    assert parse_workloads("all") == tuple(name for name in WORKLOADS if name != "interference")
 
 
 @pytest.mark.parametrize(("text", "says"), [("decod", "unknown"), ("", "unknown")])

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from trillion_infer.benchmark.baseline import BaselineUnavailable, find_python, run_baseline
+from trillion_infer.benchmark.interference import Interference, compare, interference
 from trillion_infer.benchmark.limits import machine_limits
 from trillion_infer.benchmark.measure import MEASURES, peak_rss_mb, warm_up
 from trillion_infer.benchmark.records import ENGINE, MACHINE, Record, ratios, record
@@ -63,6 +64,10 @@ def run_plan(plan: Plan, tell: Callable[[str], None], progress: Progress | None 
     started = startup(plan.options, draws[0].startup, plan.repeats) if "startup" in plan.workloads else {}
     if "serve" in plan.workloads:
         started |= serve(plan.options, [work.offline for work in draws], plan.sizes.offline_out)
+    if "interference" in plan.workloads:
+        yield from _interference(plan, draws[0], name)
+        if plan.workloads == ("interference",):
+            return
     llm = LLM(**{**plan.options, "progress": progress})
     if not llm.leads:
         llm.follow()
@@ -83,6 +88,18 @@ def run_plan(plan: Plan, tell: Callable[[str], None], progress: Progress | None 
     except BaselineUnavailable as error:
         tell(f"transformers is not measured: {error}.")
     yield from ratios(found)
+
+
+def _interference(plan: Plan, work: Work, name: str) -> Iterator[Record]:
+    """Figures of each setup under its name, and how they compare."""
+    options = {key: value for key, value in plan.options.items() if value is not None}
+    found = interference(options, Interference(work.steady, work.long, plan.sizes.steady_out), plan.repeats)
+    dtype = str(options.get("dtype", "auto"))
+    for setup, figures in found.items():
+        for metric, value in figures.items():
+            yield record(f"{ENGINE} {setup}", metric, value, dtype, name)
+    for metric, value in compare(found).items():
+        yield record(ENGINE, metric, value, dtype, name)
 
 
 def _figures(llm: LLM, workloads: Sequence[str], draws: Sequence[Work]) -> Iterator[tuple[str, float]]:

@@ -70,13 +70,17 @@ class ServerProcess:
 
 @contextmanager
 def server_process(
-    options: Mapping[str, Any], module: str = "trillion_infer.benchmark.served"
+    options: Mapping[str, Any],
+    module: str = "trillion_infer.benchmark.served",
+    handoff: Mapping[str, Any] | None = None,
+    cores: Sequence[int] | None = None,
 ) -> Iterator[ServerProcess]:
-    """A server in a process of its own, which ends with the block."""
+    """A server in a process of its own, which ends with the block; `handoff` and `cores` as served.py takes them."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    request = json.dumps({"options": dict(options), "port": port})
+    more = {"handoff": handoff and dict(handoff), "cores": cores and list(cores)}
+    request = json.dumps({"options": dict(options), "port": port, **more})
     with tempfile.TemporaryFile("w+", encoding="utf-8") as said:
         process = subprocess.Popen([sys.executable, "-m", module, request], stdout=said, stderr=said)
         try:

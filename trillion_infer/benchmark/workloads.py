@@ -7,7 +7,7 @@ from typing import Any
 
 from trillion_infer.core.errors import ConfigError
 
-WORKLOADS = ("decode", "prefill", "offline", "startup", "serve")
+WORKLOADS = ("decode", "prefill", "offline", "startup", "serve", "interference")
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,10 @@ class Sizes:
     offline_in: tuple[int, int] = (16, 512)
     offline_out: int = 64
     startup_in: int = 32
+    steady_streams: int = 4
+    steady_out: int = 256
+    long_prompts: int = 6
+    long_in: int = 2000
 
     def scaled(self, scale: float) -> "Sizes":
         """Every size times `scale`, at least 1; two tokens and two requests at least where one would say nothing."""
@@ -39,6 +43,10 @@ class Sizes:
             (size(low), size(high)),
             size(self.offline_out),
             size(self.startup_in),
+            self.steady_streams,
+            size(self.steady_out, 8),
+            size(self.long_prompts, 2),
+            size(self.long_in),
         )
 
 
@@ -51,6 +59,8 @@ class Work:
     prefill: list[int]
     offline: list[list[int]]
     startup: list[int]
+    steady: list[list[int]]
+    long: list[list[int]]
 
     def for_baseline(self, names: Sequence[str], running: int) -> dict[str, Any]:
         """The form that tests/oracle/torch_baseline.py reads; `running`: requests computed at once."""
@@ -81,6 +91,8 @@ def draw(sizes: Sizes, vocab: int, number: int) -> Work:
         prefill=prompt(sizes.prefill_in),
         offline=[prompt(lengths.randint(*sizes.offline_in)) for _ in range(sizes.offline_requests)],
         startup=prompt(sizes.startup_in),
+        steady=[prompt(sizes.decode_in) for _ in range(sizes.steady_streams)],
+        long=[prompt(sizes.long_in) for _ in range(sizes.long_prompts)],
     )
 
 
@@ -88,7 +100,7 @@ def parse_workloads(text: str) -> tuple[str, ...]:
     """Names from "decode,offline" or "all", in the order they are run. Raises ConfigError for others."""
     names = [name.strip() for name in text.split(",")]
     if names == ["all"]:
-        return WORKLOADS
+        return tuple(name for name in WORKLOADS if name != "interference")
     unknown = [name for name in names if name not in WORKLOADS]
     if unknown:
         raise ConfigError(f"workload {unknown[0]!r} is unknown; there are {', '.join(WORKLOADS)} and all.")

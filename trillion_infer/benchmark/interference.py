@@ -1,0 +1,118 @@
+"""The interference workload: what long prompts do to the tokens of streams that run.
+
+Steady streams decode while prompts of 2,000 tokens keep arriving. The same work is given to one server on all cores
+that computes each prompt in one step, to one that computes them in chunks, and to a prefill and a decode worker on half
+of the cores each.
+"""
+
+import asyncio
+import contextlib
+import os
+import secrets
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from trillion_infer.benchmark.serving import MODEL, server_process
+from trillion_infer.benchmark.stream_client import Streamed, stream_completion
+from trillion_infer.core.errors import ConfigError, TrillionInferError
+
+SETUPS = ("unchunked", "chunked", "apart")
+
+
+@dataclass(frozen=True)
+class Interference:
+    """streams: prompts of the streams, `stream_out` tokens each. prompts: the long ones, `prompt_out` tokens each, one
+    every `every_s` seconds."""
+
+    streams: Sequence[Sequence[int]]
+    prompts: Sequence[Sequence[int]]
+    stream_out: int = 256
+    prompt_out: int = 2
+    every_s: float = 2.0
+
+
+def interference(
+    options: Mapping[str, Any], work: Interference, repeats: int = 1, setups: Sequence[str] = SETUPS
+) -> dict[str, dict[str, float]]:
+    """Figures by setup: token_p50_ms, token_p90_ms and token_max_ms between two events of a stream, total_tok_s over
+    all tokens in and out, prompt_p50_s from sending a long prompt to its first token.
+
+    Of several repeats the one with the lowest p90. Raises ConfigError with fewer than two cores, TrillionInferError
+    when a server or a request fails.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        raise ConfigError("the workload interference needs two cores, one for each role; there is one.")
+    found: dict[str, dict[str, float]] = {}
+    for setup in setups:
+        with _servers(setup, options, cores) as url:
+            asyncio.run(_run(url, Interference(work.streams[:1], work.prompts[:1], 4, 2, 0.0), reverse=True))
+            runs = [asyncio.run(_run(url, work, number=number)) for number in range(repeats)]
+        found[setup] = min(runs, key=lambda figures: figures["token_p90_ms"])
+    return found
+
+
+@contextmanager
+def _servers(setup: str, options: Mapping[str, Any], cores: Sequence[int]) -> Iterator[str]:
+    """The URL to which clients of a setup send."""
+    with contextlib.ExitStack() as stack:
+        if setup != "apart":
+            chosen = {**options, "chunked_prefill": setup == "chunked"}
+            yield stack.enter_context(server_process(chosen)).url
+            return
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        half, key = len(cores) // 2, secrets.token_hex(16)
+        prefill = {"role": "prefill", "key": key, "port": port}
+        decode = {"role": "decode", "key": key, "peers": [f"127.0.0.1:{port}"]}
+        stack.enter_context(server_process(options, handoff=prefill, cores=cores[:half]))
+        yield stack.enter_context(server_process(options, handoff=decode, cores=cores[half:])).url
+
+
+async def _run(url: str, work: Interference, reverse: bool = False, number: int = 0) -> dict[str, float]:
+    """One run. Prompts are turned by `number`, so that no run finds another's in the cache."""
+
+    def body(ids: Sequence[int], out: int) -> dict[str, Any]:
+        turned = list(ids[::-1]) if reverse else [*ids[number:], *ids[:number]]
+        return {"model": MODEL, "prompt": turned, "max_tokens": out, "temperature": 0, "ignore_eos": True}
+
+    async def later(place: int, ids: Sequence[int]) -> Streamed:
+        await asyncio.sleep(work.every_s * (place + 0.5))
+        return await stream_completion(url, body(ids, work.prompt_out))
+
+    start = time.monotonic()
+    steady = [stream_completion(url, body(ids, work.stream_out)) for ids in work.streams]
+    long = [later(place, ids) for place, ids in enumerate(work.prompts)]
+    answers = await asyncio.gather(*steady, *long)
+    seconds = time.monotonic() - start
+    streams, prompts = answers[: len(steady)], answers[len(steady) :]
+    for stream, out in [*((s, work.stream_out) for s in streams), *((p, work.prompt_out) for p in prompts)]:
+        if stream.error is not None or stream.tokens != out:
+            raise TrillionInferError(f"a request gave {stream.tokens} of {out} tokens: {stream.error or 'no error'}")
+    gaps = np.concatenate([1e3 * np.diff(stream.times) for stream in streams])
+    tokens = sum(len(ids) for ids in (*work.streams, *work.prompts)) + sum(stream.tokens for stream in answers)
+    return {
+        "token_p50_ms": float(np.percentile(gaps, 50)),
+        "token_p90_ms": float(np.percentile(gaps, 90)),
+        "token_max_ms": float(gaps.max()),
+        "total_tok_s": tokens / seconds,
+        "prompt_p50_s": float(np.median([prompt.first_token_s for prompt in prompts])),
+    }
+
+
+def compare(found: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """How much lower the p90 between tokens is apart than colocated, and the share of total throughput that is left."""
+    apart = found["apart"]
+    return {
+        "p90_below_unchunked": found["unchunked"]["token_p90_ms"] / apart["token_p90_ms"],
+        "p90_below_chunked": found["chunked"]["token_p90_ms"] / apart["token_p90_ms"],
+        "throughput_of_unchunked": apart["total_tok_s"] / found["unchunked"]["total_tok_s"],
+        "throughput_of_chunked": apart["total_tok_s"] / found["chunked"]["total_tok_s"],
+    }
