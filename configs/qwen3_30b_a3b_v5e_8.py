@@ -39,7 +39,7 @@ HF_CONFIG = {
 
 DEPLOYMENT = Deployment(
     name="qwen3_30b_a3b_v5e_8",
-    options={"mesh": "sequence=2,tensor=4", "max_running": 64, "prefill_chunk": 1024, "max_model_len": 40960},
+    options={"mesh": "expert=2,tensor=4", "max_running": 64, "prefill_chunk": 1024, "max_model_len": 40960},
     topology="v5e:2x4",
     hf_config=HF_CONFIG,
 )

@@ -33,7 +33,17 @@ def test_a_latent_pool_is_held_once_over_all_devices(mesh):
     assert local_page_bytes(layout, blueprint.mesh) * 8 // blueprint.data == layout.page_bytes
 
 
-@pytest.mark.parametrize("name", ["deepseek_v3", "llama4_scout", "kimi_k25"])
+@pytest.mark.parametrize("mesh", ["expert=4,tensor=2", "sequence=2,expert=2,tensor=2", "sequence=4,tensor=2"])
+@pytest.mark.parametrize("name", ["qwen3_moe", "llama4_scout", "gpt_oss"])
+def test_two_kv_heads_are_held_once_over_eight_devices(name, mesh):
+    blueprint = blueprint_of(name, mesh)
+    for layout in blueprint.layouts:
+        shard = NamedSharding(blueprint.mesh, layout.spec).shard_shape(layout.shape(1))
+        assert layout.heads == 2
+        assert math.prod(shard) * 8 == math.prod(layout.shape(1))
+
+
+@pytest.mark.parametrize("name", ["deepseek_v3", "llama4_scout"])
 @pytest.mark.parametrize("mesh", [*MESHES, "data=4,expert=2", "data=2,sequence=2,tensor=2"])
 def test_experts_are_held_once_and_small_weights_split_over_the_devices_that_share_tokens(name, mesh):
     """Norms and biases of a few values a layer are all that every device holds."""

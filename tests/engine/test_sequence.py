@@ -33,8 +33,8 @@ def test_every_model_on_every_split_of_the_sequence(make_llm, name, mesh):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["deepseek_v3", "llama4_scout"])
-@pytest.mark.parametrize("mesh", ["expert=8", "data=2,expert=4", "expert=2,sequence=2,tensor=2"])
+@pytest.mark.parametrize("name", ["deepseek_v3", "llama4_scout", "gpt_oss"])
+@pytest.mark.parametrize("mesh", ["expert=8", "data=2,expert=4", "expert=4,tensor=2", "expert=2,sequence=2,tensor=2"])
 def test_experts_over_every_axis_equal_one_device(make_llm, name, mesh):
     check_same_tokens(make_llm, name, mesh)
 

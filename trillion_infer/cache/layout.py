@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from sharding.heads import HeadPlan
-from sharding.rules import SERVE_RULES, shards
+from sharding.rules import SERVE_RULES, kv_plan, partition_spec
 from trillion_infer.config.model import AttentionSpec, CacheKey, ModelConfig, cache_key
 from trillion_infer.config.stages import stage_plan
 
@@ -21,7 +20,8 @@ class PoolLayout:
     """One pool, `[L, P, p, 2K/pack, pack, D]` for attention and `[L, P, p, R]` for latent entries.
 
     layers: those of all stages, each of which has room for as many. heads: physical KV heads (replicas and padding
-    counted). pages are those of all `data` shards together.
+    counted). pages are those of all `data` shards together. head_axis, slot_axis: logical axes of the heads and of the
+    slots of a page.
     """
 
     key: CacheKey
@@ -31,6 +31,8 @@ class PoolLayout:
     dim: int
     dtype: str
     pack: int
+    head_axis: str | None
+    slot_axis: str
 
     def shape(self, pages: int) -> tuple[int, ...]:
         if self.key.kind == "latent":
@@ -39,11 +41,8 @@ class PoolLayout:
 
     @property
     def spec(self) -> PartitionSpec:
-        """Layers over `stage`; pages over `data`; slots of each page over `sequence`; heads over `expert` and
-        `tensor`, or slots where there are no heads."""
-        if self.key.kind == "latent":
-            return PartitionSpec("stage", "data", SERVE_RULES["latent_slots"])
-        return PartitionSpec("stage", "data", SERVE_RULES["slots"], SERVE_RULES["kv_heads"])
+        """Layers over `stage`, pages over `data`, slots of each page and heads as the rules say."""
+        return partition_spec(("layers", "pages", self.slot_axis, self.head_axis), SERVE_RULES)
 
     @property
     def page_bytes(self) -> int:
@@ -59,15 +58,16 @@ def pool_layouts(
 ) -> tuple[PoolLayout, ...]:
     """One layout a cache key of the model, in the model's order."""
     stages = sizes["stage"]
-    plan = stage_plan(config, stages)
+    layers_of = stage_plan(config, stages)
     pack = 4 // jnp.dtype(dtype).itemsize if platform == "tpu" else 1
     layouts = []
     for key in config.cache_keys:
-        heads = 1
-        if key.kind == "attention":
-            mixer = next(layer.mixer for layer in config.layers if cache_key(layer.mixer) == key)
-            assert isinstance(mixer, AttentionSpec)
-            heads = HeadPlan(mixer.heads, mixer.kv_heads, shards(SERVE_RULES, "kv_heads", sizes)).physical_kv_heads
+        mixer = next(layer.mixer for layer in config.layers if cache_key(layer.mixer) == key)
+        heads, head_axis, slot_axis = 1, None, "latent_slots"
+        if isinstance(mixer, AttentionSpec):
+            plan, head_axis, slot_axis = kv_plan(mixer.heads, mixer.kv_heads, sizes)
+            heads = plan.physical_kv_heads
         dim = -(-key.dim // LANES) * LANES if platform == "tpu" else key.dim
-        layouts.append(PoolLayout(key, stages * plan.pool_slots(key), page_size, heads, dim, dtype, pack))
+        layers = stages * layers_of.pool_slots(key)
+        layouts.append(PoolLayout(key, layers, page_size, heads, dim, dtype, pack, head_axis, slot_axis))
     return tuple(layouts)

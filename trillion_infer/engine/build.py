@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from pallas_kernels.quantised_matmul.formats import QuantisedTensor
 from sharding.heads import HeadPlan, round_up
-from sharding.rules import SERVE_RULES, named_sharding, shards
+from sharding.rules import SERVE_RULES, kv_plan, named_sharding, shards
 from trillion_infer.cache.kv_cache import KVCache
 from trillion_infer.cache.layout import PoolLayout, pool_layouts
 from trillion_infer.cache.naming import BlockNamer
@@ -192,8 +192,10 @@ def _check_mesh(mesh: Mesh, model: ModelConfig) -> None:
 
 def _page_size(config: EngineConfig, model: ModelConfig, mesh: Mesh) -> int:
     """Positions a page: as asked or the platform's own. Raises ConfigError where devices cannot share it evenly."""
-    kinds = {"latent_slots" if key.kind == "latent" else "slots" for key in model.cache_keys}
-    parts = max(shards(SERVE_RULES, kind, mesh.shape) for kind in kinds)
+    parts = max(
+        shards(SERVE_RULES, layout.slot_axis, mesh.shape)
+        for layout in pool_layouts(model, 1, "float32", mesh.shape, platform_of(mesh))
+    )
     size = config.page_size or default_page_size(platform_of(mesh), parts)
     if size % parts:
         fitting = ", ".join(str(n) for n in PAGE_SIZES if n % parts == 0)
@@ -310,7 +312,7 @@ def pool_side(blueprint: Blueprint) -> tuple[Mesh, tuple[PoolLayout, ...], list[
     for layout in blueprint.layouts:
         mixer = mixers[layout.key]
         attends = isinstance(mixer, AttentionSpec)
-        plans.append(HeadPlan(mixer.heads, mixer.kv_heads, blueprint.model_shards) if attends else None)
+        plans.append(kv_plan(mixer.heads, mixer.kv_heads, blueprint.mesh.shape)[0] if attends else None)
     return blueprint.mesh, blueprint.layouts, plans
 
 

@@ -1,12 +1,15 @@
 """Grouped-query attention over the paged pool."""
 
+from collections.abc import Mapping
+
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.common.slot_shard import merge_over
+from pallas_kernels.common.slot_shard import merge_parts
 from pallas_kernels.ragged_paged_attention import ragged_paged_attention
 from sharding.heads import HeadPlan
+from sharding.rules import SERVE_RULES, kv_plan, shards
 from trillion_infer.config.model import AttentionSpec, ModelConfig, cache_key
 from trillion_infer.layers.context import Context
 from trillion_infer.layers.linear import linear
@@ -22,9 +25,10 @@ class Attention(nnx.Module):
     qkv: `[K, G+2, D, M]`: the G query heads of KV head k, then its key and its value. out: `[M, K, G, D]`.
     """
 
-    def __init__(self, spec: AttentionSpec, config: ModelConfig, prefixes: tuple[str, ...], tensor: int):
+    def __init__(self, spec: AttentionSpec, config: ModelConfig, prefixes: tuple[str, ...], sizes: Mapping[str, int]):
         self.spec = spec
-        plan = HeadPlan(spec.heads, spec.kv_heads, tensor)
+        plan = HeadPlan(spec.heads, spec.kv_heads, shards(SERVE_RULES, "kv_heads", sizes))
+        _, _, self.slot_axis = kv_plan(spec.heads, spec.kv_heads, sizes)
         kv, group, dim, width = plan.physical_kv_heads, plan.group, spec.head_dim, config.width
         self.group, self.eps = group, config.norm_eps
         head_axes = ("kv_heads", "heads_in_group", "head_dim")
@@ -72,7 +76,10 @@ class Attention(nnx.Module):
         k, v = qkv[:, :, self.group], qkv[:, :, self.group + 1]
         q, k = self._position(q, k, ctx)
         place = ctx.cache_index[cache_key(spec)]
-        slots = slot_shard(ctx, "slots")
+        sinks = None if self.sinks is None else value(self.sinks).reshape(-1)
+        if self.slot_axis == "shared_slots":
+            q = ctx.gather(q, "kv_replicas", axis=1)
+            sinks = None if sinks is None else ctx.gather(sinks, "kv_replicas", axis=0)
         out, *lse, pool = ragged_paged_attention(
             ctx.whole_tokens(q),
             ctx.whole_tokens(k),
@@ -84,19 +91,27 @@ class Attention(nnx.Module):
             window=spec.window,
             chunk=spec.chunk,
             soft_cap=spec.soft_cap,
-            sinks=None if self.sinks is None else value(self.sinks).reshape(-1),
+            sinks=sinks,
             max_q_len=ctx.max_q_len,
             backend=ctx.ops.attention,
             interpret=ctx.ops.interpret,
-            slots=slots,
+            slots=slot_shard(ctx, self.slot_axis),
         )
         if lse:
-            out = merge_over(out, lse[0], ctx.axes("slots"), 0 if ctx.token_axes else None).astype(q.dtype)
+            out = self._merge(out, lse[0], ctx).astype(q.dtype)
         y = linear(out.reshape(tokens, kv_heads, self.group, spec.head_dim), self.out, ctx, in_axes=3)
         y = ctx.sum_over(y, "kv_heads")
         if self.out_bias is not None:
             y = y + value(self.out_bias).astype(y.dtype)
         return y, (*pools[:place], pool, *pools[place + 1 :])
+
+    def _merge(self, out: Float[Array, "T H D"], lse: Float[Array, "T H"], ctx: Context) -> Float[Array, "t h D"]:
+        """The attention over all devices' slots, for this device's heads and tokens."""
+        if self.slot_axis == "shared_slots":
+            out, lse = merge_parts(out, lse, ctx.axes("kv_replicas"), scatter=1)
+        if ctx.axes("slots"):
+            out, _ = merge_parts(out, lse, ctx.axes("slots"), scatter=0 if ctx.token_axes else None)
+        return out
 
     def _position(self, q: Array, k: Array, ctx: Context) -> tuple[Array, Array]:
         """Norms and rotations that queries and keys get before they meet."""

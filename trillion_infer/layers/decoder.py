@@ -80,11 +80,10 @@ class Layer(nnx.Module):
 
         self.key = cache_key(spec.mixer)
         mixer = Attention if isinstance(spec.mixer, AttentionSpec) else LatentAttention
-        model = shards(SERVE_RULES, "heads", sizes)
-        self.mixer = mixer(spec.mixer, config, tuple(p + names.mixer for p in prefixes), model)  # pyright: ignore
+        self.mixer = mixer(spec.mixer, config, tuple(p + names.mixer for p in prefixes), sizes)  # pyright: ignore
         ffn = tuple(p + names.ffn for p in prefixes)
         self.ffn = (
-            GatedFFN(spec.ffn, config, ffn, model)
+            GatedFFN(spec.ffn, config, ffn, shards(SERVE_RULES, "ffn", sizes))
             if isinstance(spec.ffn, DenseSpec)
             else MoE(spec.ffn, config, ffn, names.experts, sizes)
         )

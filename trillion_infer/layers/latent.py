@@ -1,5 +1,6 @@
 """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434), computed in latent space over the paged latent pool."""
 
+from collections.abc import Mapping
 from functools import partial
 
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.latent_paged_attention import latent_paged_attention
 from sharding.heads import round_up
+from sharding.rules import SERVE_RULES, shards
 from trillion_infer.config.model import LatentSpec, ModelConfig, cache_key
 from trillion_infer.layers.context import Context
 from trillion_infer.layers.latent_slots import attend_over_slots
@@ -26,8 +28,9 @@ class LatentAttention(nnx.Module):
     query: `[H, nope+rope, q_rank or M]`. key_up: `[H, nope, R]`, value_up: `[H, v, R]`. out: `[M, H, v]`.
     """
 
-    def __init__(self, spec: LatentSpec, config: ModelConfig, prefixes: tuple[str, ...], tensor: int):
+    def __init__(self, spec: LatentSpec, config: ModelConfig, prefixes: tuple[str, ...], sizes: Mapping[str, int]):
         self.spec = spec
+        tensor = shards(SERVE_RULES, "heads", sizes)
         width, heads, rank = config.width, round_up(spec.heads, tensor), spec.kv_rank
         real = slice(0, spec.heads)
         query_dim, per_head = spec.nope_dim + spec.rope_dim, spec.nope_dim + spec.value_dim

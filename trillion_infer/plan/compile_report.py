@@ -9,8 +9,8 @@ from typing import Any
 import jax
 
 from pallas_kernels.common.backends import UnsupportedError
-from sharding.heads import HeadPlan
 from sharding.mesh import make_mesh
+from sharding.rules import kv_plan
 from sharding.topologies import KINDS, DeviceKind, topology
 from trillion_infer.cache.layout import PoolLayout
 from trillion_infer.config.deployment import Deployment
@@ -253,7 +253,7 @@ def _distinct(layout: PoolLayout, blueprint: Blueprint) -> int:
     mixer = next(mixer for mixer in mixers if cache_key(mixer) == layout.key)
     if not isinstance(mixer, AttentionSpec):
         return shards
-    return shards // HeadPlan(mixer.heads, mixer.kv_heads, blueprint.model_shards).replicas
+    return shards // kv_plan(mixer.heads, mixer.kv_heads, blueprint.mesh.shape)[0].replicas
 
 
 def _gib(size: float) -> float:
