@@ -6,8 +6,10 @@ import pytest
 
 from trillion_infer.config.deployment import Deployment, deployment_names, find_deployment
 from trillion_infer.core.errors import ConfigError, OutOfMemoryError
+from trillion_infer.engine.buckets import Bucket
 from trillion_infer.models import read_family
 from trillion_infer.plan.compile_report import CompileReport, compile_deployment, described_packing, plan_deployment
+from trillion_infer.plan.cost import step_cost
 
 NAMES = [name for name in deployment_names() if find_deployment(name).hf_config is not None]
 FIELDS = {
@@ -74,6 +76,17 @@ def test_a_mesh_that_repeats_weights_names_one_that_does_not():
     repeating = dataclasses.replace(deployment, options={**deployment.options, "mesh": "data=8"})
     with pytest.raises(OutOfMemoryError, match=r"Use mesh=expert=8, which leaves 69\.\d+ GiB on each"):
         plan_deployment(repeating)
+
+
+@pytest.mark.aot
+def test_a_step_costs_what_its_active_weights_cost():
+    """Kimi K2.5 uses 32e9 of its 1e12 weights a token; a decode step reads few experts, a prefill step all."""
+    blueprint, _, _ = plan_deployment(find_deployment("kimi_k2_5_h100x8"))
+    one, chunk = (step_cost(blueprint, bucket) for bucket in (Bucket(1, 1), Bucket(4096, 128)))
+    assert one[0] * 8 == pytest.approx(2 * 32e9, rel=0.06)
+    assert one[1] * 8 == pytest.approx(32e9 * 0.5 + 20e9, rel=0.3)
+    assert chunk[0] / one[0] == pytest.approx(4096, rel=0.06)
+    assert chunk[1] == pytest.approx(blueprint.weight_bytes_per_device(), rel=0.01)
 
 
 @pytest.mark.aot

@@ -23,6 +23,7 @@ from trillion_infer.engine.fits import check_fits, total_weight_bytes
 from trillion_infer.engine.programs import Program, Programs, compile_program
 from trillion_infer.engine.sizing import open_source
 from trillion_infer.models import read_family
+from trillion_infer.plan.cost import step_cost
 from trillion_infer.weights.quant_config import read_quantisation
 from trillion_infer.weights.quant_load import abstract_described, routed_experts
 
@@ -170,10 +171,19 @@ def compile_deployment(
         kv_limit=blueprint.mesh.devices.size * (kind.memory - reserved) - total_weight_bytes(blueprint),
         kv_tokens=_tokens(blueprint, free),
         pages=pages,
-        programs=tuple(compiled),
+        programs=tuple(_with_cost(program, sized[0], blueprint) for program in compiled),
         notes=tuple(dict.fromkeys(notes)),
         bundle_bytes=bundled,
     )
+
+
+def _with_cost(program: Program, programs: Programs, blueprint: Blueprint) -> Program:
+    """Steps with the cost that the model says; others with the compiler's."""
+    bucket = next((bucket for bucket in programs.buckets.all if bucket.name == program.name), None)
+    if bucket is None:
+        return program
+    flops, held_bytes = step_cost(blueprint, bucket)
+    return dataclasses.replace(program, flops=flops, bytes=held_bytes)
 
 
 def _one_page(blueprint: Blueprint) -> tuple[int, ...]:
