@@ -33,6 +33,7 @@ from trillion_infer.models import read_family
 from trillion_infer.text.tokenizer import Tokenizer
 from trillion_infer.weights.checkpoint import Checkpoint, open_checkpoint
 from trillion_infer.weights.load import LoadReport, load_params
+from trillion_infer.weights.orbax import OrbaxCheckpoint
 from trillion_infer.weights.quant_checkpoint import QuantisedCheckpoint
 from trillion_infer.weights.quant_load import abstract_kept, routed_experts
 from trillion_infer.weights.random_init import RandomCheckpoint, init_params
@@ -149,6 +150,8 @@ class LLM:
             packing = None
             if isinstance(checkpoint, QuantisedCheckpoint):
                 packing = partial(abstract_kept, checkpoint=checkpoint, select=routed_experts)
+            elif isinstance(checkpoint, OrbaxCheckpoint):
+                packing = checkpoint.abstract_kept
             fingerprint = self.fingerprint = checkpoint.fingerprint()
             self.engine: Engine | DisaggregatedEngine | FollowingEngine
             if roles is None:

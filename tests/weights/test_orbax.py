@@ -12,6 +12,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pallas_kernels.quantised_matmul import QuantisedTensor
+from trillion_infer import SamplingParams
 from trillion_infer.core.errors import ModelLoadError
 from trillion_infer.testing.checkpoints import write_hf_directory
 from trillion_infer.weights import ParamSpec, Source, load_params, open_checkpoint
@@ -110,6 +111,21 @@ def convert(*flags: str) -> subprocess.CompletedProcess:
     env = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, str(ROOT / "scripts" / "convert.py"), *flags]
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
+
+
+@pytest.mark.parametrize("name", ["kimi_k25", "deepseek_v3_fp8", "gpt_oss_mxfp4"])
+def test_a_quantised_conversion_answers_as_its_source(tmp_path, make_llm, name):
+    done = convert(f"--model={TINY / name}", f"--output={tmp_path / 'out'}", "--dtype=float32", "--keep_quantised")
+    assert done.returncode == 0, done.stderr
+    options = {"max_running": 2, "prefill_chunk": 16, "page_size": 8, "precompile": False}
+    params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
+    source, converted = make_llm(name, **options), make_llm.fresh(tmp_path / "out", **options)
+    found, expected = (llm.generate([[5, 6, 7, 8]], params)[0].outputs[0].token_ids for llm in (converted, source))
+    kept = [n for n, p in converted.blueprint.abstract_params().items() if isinstance(p, QuantisedTensor)]
+    assert kept
+    assert kept == [n for n, p in source.blueprint.abstract_params().items() if isinstance(p, QuantisedTensor)]
+    assert found == expected
+    converted.close()
 
 
 def test_the_script_converts_and_says_how_much(tmp_path):

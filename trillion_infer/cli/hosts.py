@@ -17,10 +17,9 @@ def define_host_flags() -> Callable[[], None]:
 
     They may be defined once more, by a script that a launcher with the same flags runs.
     """
-    again = {"allow_override": True}
-    flags.DEFINE_string("coordinator", None, "HOST:PORT that process 0 of several listens on.", **again)
-    flags.DEFINE_integer("num_processes", None, "Processes of the one program, all started alike.", 1, **again)
-    flags.DEFINE_integer("process_id", None, "This process, from 0, which leads.", 0, **again)
+    flags.DEFINE_string("coordinator", None, "HOST:PORT that process 0 of several listens on.", allow_override=True)
+    flags.DEFINE_integer("num_processes", None, "Processes of the program, started alike.", 1, allow_override=True)
+    flags.DEFINE_integer("process_id", None, "This process, from 0, which leads.", 0, allow_override=True)
     return lambda: start_processes(flags.FLAGS.coordinator, flags.FLAGS.num_processes, flags.FLAGS.process_id)
 
 

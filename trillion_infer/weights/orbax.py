@@ -100,6 +100,14 @@ class OrbaxCheckpoint:
         """SHA-256 of the source's fingerprint, the configuration and the layout."""
         return hashlib.sha256(json.dumps(self._layout, sort_keys=True).encode()).digest()
 
+    def abstract_kept(
+        self, specs: Mapping[str, ParamSpec], shardings: Mapping[str, Sharding]
+    ) -> dict[str, QuantisedTensor]:
+        """Shapes and shardings of the parameters that were written packed."""
+        stored = {name: _abstract(self._layout["params"][name]) for name in specs if name in self._layout["params"]}
+        packed = {name: param for name, param in stored.items() if isinstance(param, QuantisedTensor)}
+        return {name: _placed(param, shardings[name]) for name, param in packed.items()}
+
     def restore(
         self, specs: Mapping[str, ParamSpec], shardings: Mapping[str, Sharding], dtype: Any, progress: Progress | None
     ) -> tuple[dict[str, Any], LoadReport]:
