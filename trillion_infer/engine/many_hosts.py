@@ -13,6 +13,7 @@ from trillion_infer.distributed.group import Follower, Group, Leader
 from trillion_infer.engine.engine import Engine, TokenEvent
 from trillion_infer.engine.programs import Programs
 from trillion_infer.engine.state import DeviceState
+from trillion_infer.speculate import parse_speculate
 
 COMPARE_EVERY = 16
 """Steps between two comparisons of the sampled ids."""
@@ -95,6 +96,11 @@ def check_options(options: Mapping[str, Any]) -> None:
         if options.get(name):
             raise ConfigError(
                 f"{name}={options[name]!r} does not work over several processes yet; leave it out, or use one process."
+            )
+    for drafter in parse_speculate(options.get("speculate")):
+        if not drafter.on_host:
+            raise ConfigError(
+                f"speculate={drafter.kind} does not work over several processes yet; drafters on the host do."
             )
 
 
