@@ -1,7 +1,7 @@
 """One process of an engine over several: python group_process.py RANK PORT MODEL MESH [KEY_FILE]
 
 The leader answers prompts, streams one, aborts one, answers again and prints a line of JSON; with ENDLESS=1 it goes on
-answering until it is stopped.
+answering until it is stopped. OPTIONS_<rank>: keywords of LLM as JSON, which win.
 """
 
 import json
@@ -21,7 +21,8 @@ OPTIONS = {"dtype": "float32", "max_running": 4, "page_size": 8, "prefill_chunk"
 
 def main(rank: int, port: str, model: str, mesh: str, key_file: str | None = None) -> None:
     start_processes(f"127.0.0.1:{port}", 2, rank)
-    llm = LLM(model, **OPTIONS, mesh=mesh, precompile=False, group_key_file=key_file)
+    options = {**OPTIONS, **json.loads(os.environ.get(f"OPTIONS_{rank}", "{}"))}
+    llm = LLM(model, **options, mesh=mesh, precompile=False, group_key_file=key_file)
     if not llm.leads:
         llm.follow()
         return

@@ -109,3 +109,17 @@ def test_a_wrong_key_is_refused(start, tmp_path):
     assert "refused the key" in pair.said(1, "err")
     assert pair.wait(0, 60) != 0
     assert "it has another key" in pair.said(0, "err")
+
+
+def test_processes_that_plan_different_engines_say_what_differs(start):
+    pair = start("smollm2", "tensor=8", OPTIONS_1='{"prefill_chunk": 16}')
+    for rank in range(2):
+        assert pair.wait(rank, 200) != 0
+        assert "option prefill_chunk is 16, the leader's is 32" in pair.said(rank, "err")
+
+
+def test_a_mesh_that_leaves_a_process_out_is_refused(start):
+    pair = start("smollm2", "tensor=4")
+    for rank in range(2):
+        assert pair.wait(rank, 200) != 0
+        assert "use devices of every process (8 in all)" in pair.said(rank, "err")
