@@ -246,6 +246,8 @@ def build_engine(
     report.weights_bytes = sum(array.nbytes for array in params.values())
     report.kv_bytes = sum(array.nbytes for array in state.pools)
     report.temp_bytes = max((program.temp_bytes for program in programs.all), default=0)
+    if group is not None:
+        group.agree("built", 0, min)
     if isinstance(group, Follower):
         return FollowingEngine(programs, state, params, group), report
     schedulers = [_scheduler(blueprint, caches, fingerprint) for _ in range(blueprint.data)]
