@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from trillion_infer.core.errors import GroupError
 from trillion_infer.distributed.channel import Channel, ChannelError
@@ -171,12 +171,17 @@ class Follower(Member):
         self.check()
         raise AssertionError("a follower waits for a message or a loss")
 
-    def fail(self, why: str) -> None:
+    def fail(self, why: str) -> NoReturn:
         """Tells the leader why this process cannot go on, and raises it."""
         with contextlib.suppress(ChannelError):
             self._channel.send(pack(["error", why]))
-        self.note_loss(f"{self.name}: {why}.")
-        self.check()
+        self._stop(f"{self.name}: {why}.")
+
+    def _stop(self, why: str) -> NoReturn:
+        """Ends for this reason, whatever the leader's end may say meanwhile."""
+        self.note_loss(why)
+        self._raised = True
+        raise GroupError(why)
 
     def agree(self, topic: str, value: Any, decide: Callable[[list[Any]], Any]) -> Any:
         """As Leader.agree; the leader decides."""
@@ -190,8 +195,7 @@ class Follower(Member):
         """As Leader.require_equal: the leader's plan is compared with one's own."""
         why = difference(self.agree("plan", plan, list)[0], plan)
         if why:
-            self.note_loss(f"{self.name} plans another engine than the leader: {why}. Start every process alike.")
-            self.check()
+            self._stop(f"{self.name} plans another engine than the leader: {why}. Start every process alike.")
 
     def _listen(self) -> None:
         try:
