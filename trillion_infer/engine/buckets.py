@@ -61,10 +61,15 @@ class Buckets:
         return min(b for b in self.mixed if b.tokens >= tokens and b.sequences >= sequences)
 
 
-def make_buckets(max_running: int, max_batch_tokens: int, max_drafts: int = 0) -> Buckets:
+SMALLEST_PREFILL = {"cpu": 32}
+"""Tokens of the smallest step with prefill by platform, elsewhere 64. A CPU pays for each token of padding; others read
+their weights in that time, and each shape costs a compilation."""
+
+
+def make_buckets(max_running: int, max_batch_tokens: int, max_drafts: int = 0, smallest: int = 64) -> Buckets:
     """Decode at 1, 4, 16, … rows: reading weights dominates there, so that padding costs less than its share. Prefill
     at a small and the full number of tokens, for few and for all sequences. Few distinct row counts: each has its own
-    sampler.
+    sampler. `smallest`: tokens of the smallest prefill.
 
     With `max_drafts` a sequence, steps that verify come at that many tokens a row and one more, and at fewer: half of
     that for one row, two a row for many.
@@ -72,7 +77,7 @@ def make_buckets(max_running: int, max_batch_tokens: int, max_drafts: int = 0) -
     rows = _ladder(1, max_running, 4)
     few = min(16, max_running)
     largest = max(max_batch_tokens, max_running + 1)
-    small = {(64, few), (2 * max(64, max_running), max_running), (largest, few)}
+    small = {(smallest, few), (64, few), (2 * max(64, max_running), max_running), (largest, few)}
     shapes = {(t, s) for t, s in small if s < t <= largest} | {(largest, max_running)}
     mixed = tuple(Bucket(t, s) for t, s in sorted(shapes))
     verify = _verify_buckets(rows, mixed[-1], max_drafts + 1) if max_drafts else ()

@@ -27,7 +27,7 @@ from trillion_infer.core.errors import ConfigError
 from trillion_infer.core.timeline import Timeline
 from trillion_infer.distributed.group import Follower, Group, Leader
 from trillion_infer.engine import budget
-from trillion_infer.engine.buckets import make_buckets
+from trillion_infer.engine.buckets import SMALLEST_PREFILL, make_buckets
 from trillion_infer.engine.disaggregated import DisaggregatedEngine, PrefillEngine
 from trillion_infer.engine.engine import Engine
 from trillion_infer.engine.fits import check_fits_here
@@ -123,7 +123,8 @@ class Blueprint:
         """The programs for pools of these pages; nothing is compiled yet."""
         ops = choose_ops(self.mesh, self.dtype, self.config.attention, self.config.interpret)
         drafts = MAX_DRAFTS if self.config.speculate else 0
-        buckets = make_buckets(self.config.max_running, self.max_batch_tokens, drafts)
+        smallest = SMALLEST_PREFILL.get(platform_of(self.mesh), 64)
+        buckets = make_buckets(self.config.max_running, self.max_batch_tokens, drafts, smallest)
         state = self.state_shape(pages).abstract(self.mesh)
         return Programs(self.model, self.mesh, buckets, ops, self.abstract_params(), state)
 
@@ -239,10 +240,10 @@ def build_engine(
             pages = tuple(cache.num_pages for cache in caches)
             with phase("load or compile programs"):
                 prepare(programs, pages, partial(tell, "compile"))
+        shape = blueprint.state_shape(tuple(cache.num_pages for cache in caches))
+        with phase("allocate pools"), told_as_ours("the KV pools", _holders(blueprint, shape, programs)):
+            state = shape.allocate(blueprint.mesh)
         params = loading.result()
-    shape = blueprint.state_shape(tuple(cache.num_pages for cache in caches))
-    with phase("allocate pools"), told_as_ours("the KV pools", _holders(blueprint, shape, programs)):
-        state = shape.allocate(blueprint.mesh)
     report.weights_bytes = sum(array.nbytes for array in params.values())
     report.kv_bytes = sum(array.nbytes for array in state.pools)
     report.temp_bytes = max((program.temp_bytes for program in programs.all), default=0)
