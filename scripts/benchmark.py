@@ -26,7 +26,9 @@ from trillion_infer.cli.hosts import define_host_flags
 from trillion_infer.cli.progress import progress_bars
 
 WORKLOAD = flags.DEFINE_string(
-    "workload", "all", "decode, prefill, offline, startup, serve, interference, several with commas, or all."
+    "workload",
+    "all",
+    "decode, prefill, offline, startup, serve, interference, host, several with commas, or all (without the last two).",
 )
 JSON = flags.DEFINE_bool("json", False, "One JSON object a line instead of a table.")
 REPEATS = flags.DEFINE_integer("repeats", 3, "Runs of each workload; the best is given.")

@@ -30,12 +30,17 @@ UNITS = {
     "p90_below_chunked": "ratio",
     "throughput_of_unchunked": "ratio",
     "throughput_of_chunked": "ratio",
+    "host_ms_64_100": "ms",
+    "host_ms_64_100000": "ms",
+    "host_ms_256_100": "ms",
     "peak_rss_mb": "MB",
     "read_gb_s": "GB/s",
     "bf16_gflops": "GFLOP/s",
     "f32_gflops": "GFLOP/s",
 }
-"""Every metric and its unit. startup_s is the warm one. MB and GB are powers of ten, except peak_rss_mb (2^20)."""
+"""Every metric and its unit. host_ms_RUNNING_CONTEXT: see benchmark/host.py.
+
+startup_s is the warm one. MB and GB are powers of ten, except peak_rss_mb (2^20)."""
 
 
 @dataclass(frozen=True)
@@ -60,10 +65,11 @@ def record(engine: str, metric: str, value: float, dtype: str, model: str) -> Re
 
 
 def ratios(records: Iterable[Record]) -> Iterator[Record]:
-    """This engine's figure over the baseline's, for every metric that both have."""
+    """This engine's figure over every other's, for the metrics that both have."""
     records = list(records)
-    theirs = {r.metric: r.value for r in records if r.engine == BASELINE and r.value > 0}
-    for ours in records:
-        if ours.engine == ENGINE and ours.metric in theirs:
-            value = float(f"{ours.value / theirs[ours.metric]:.3g}")
-            yield Record(f"{ENGINE}/{BASELINE}", ours.metric, value, "ratio", ours.dtype, ours.model)
+    ours = {r.metric: r for r in records if r.engine == ENGINE}
+    for other in records:
+        mine = ours.get(other.metric)
+        if mine is not None and other.engine not in (ENGINE, MACHINE) and other.value > 0:
+            value = float(f"{mine.value / other.value:.3g}")
+            yield Record(f"{ENGINE}/{other.engine}", mine.metric, value, "ratio", mine.dtype, mine.model)

@@ -8,11 +8,13 @@ from typing import Any
 
 import jax
 
-from trillion_infer.benchmark.baseline import BaselineUnavailable, find_python, run_baseline
+from trillion_infer.benchmark.baseline import SCRIPT, BaselineUnavailable, find_python, run_baseline
+from trillion_infer.benchmark.host import host_overhead
 from trillion_infer.benchmark.interference import Interference, compare, interference
 from trillion_infer.benchmark.limits import machine_limits
 from trillion_infer.benchmark.measure import MEASURES, peak_rss_mb, warm_up
-from trillion_infer.benchmark.records import ENGINE, MACHINE, Record, ratios, record
+from trillion_infer.benchmark.others import OTHERS, interpreter_of
+from trillion_infer.benchmark.records import BASELINE, ENGINE, MACHINE, Record, ratios, record
 from trillion_infer.benchmark.serving import serve
 from trillion_infer.benchmark.startup import startup
 from trillion_infer.benchmark.workloads import WORKLOADS, Sizes, Work, draw
@@ -29,13 +31,15 @@ _LIMIT_DTYPES = {"bf16_gflops": "bfloat16", "f32_gflops": "float32"}
 
 @dataclass(frozen=True)
 class Plan:
-    """options: keywords of LLM. repeats: the best is reported. torch_python: see find_python."""
+    """options: keywords of LLM. repeats: the best is reported. torch_python: see find_python. others: interpreters of
+    the engines in OTHERS that are to be measured, None for this one."""
 
     options: Mapping[str, Any]
     workloads: Sequence[str] = WORKLOADS
     sizes: Sizes = field(default_factory=Sizes)
     repeats: int = 3
     torch_python: str | None = None
+    others: Mapping[str, str | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.repeats < 1:
@@ -51,11 +55,12 @@ def run_plan(plan: Plan, tell: Callable[[str], None], progress: Progress | None 
     """
     if "startup" in plan.workloads and jax.distributed.is_initialized():
         raise ConfigError("the workload startup starts processes of its own; leave it out over several processes.")
-    try:
-        python = find_python(plan.torch_python)
-    except BaselineUnavailable as error:
-        tell(f"transformers is not measured: {error}.")
-        python = None
+    scripts: dict[str, tuple[str, Path]] = {}
+    for engine, find in _finders(plan).items():
+        try:
+            scripts[engine] = find()
+        except BaselineUnavailable as error:
+            tell(f"{engine} is not measured: {error}.")
     checkpoint = open_checkpoint(plan.options["model"])
     family = read_family(checkpoint.config, checkpoint.generation_config)
     draws = [draw(plan.sizes, family.config.vocab, number) for number in range(plan.repeats + 1)]
@@ -64,6 +69,8 @@ def run_plan(plan: Plan, tell: Callable[[str], None], progress: Progress | None 
     started = startup(plan.options, draws[0].startup, plan.repeats) if "startup" in plan.workloads else {}
     if "serve" in plan.workloads:
         started |= serve(plan.options, [work.offline for work in draws], plan.sizes.offline_out)
+    if "host" in plan.workloads:
+        started |= host_overhead()
     if "interference" in plan.workloads:
         yield from _interference(plan, draws[0], name)
         if plan.workloads == ("interference",):
@@ -78,16 +85,26 @@ def run_plan(plan: Plan, tell: Callable[[str], None], progress: Progress | None 
         yield found[-1]
     for metric, value in machine_limits().items():
         yield record(MACHINE, metric, value, _LIMIT_DTYPES.get(metric, dtype), name)
-    if python is None:
-        return
-    try:
-        work = draws[0].for_baseline(plan.workloads, running)
-        for each in run_baseline(python, str(plan.options["model"]), dtype, work, plan.repeats):
-            found.append(each)
-            yield each
-    except BaselineUnavailable as error:
-        tell(f"transformers is not measured: {error}.")
+    work = draws[0].for_baseline(plan.workloads, running)
+    for engine, (python, script) in scripts.items():
+        try:
+            for each in run_baseline(python, str(plan.options["model"]), dtype, work, plan.repeats, script):
+                found.append(each)
+                yield each
+        except BaselineUnavailable as error:
+            tell(f"{engine} is not measured: {error}.")
     yield from ratios(found)
+
+
+def _finders(plan: Plan) -> dict[str, Callable[[], tuple[str, Path]]]:
+    """What finds the interpreter and the script of each engine to compare with."""
+
+    def finder(name: str, asked: str | None) -> Callable[[], tuple[str, Path]]:
+        engine = OTHERS[name]
+        return lambda: (interpreter_of(engine, asked, str(plan.options["model"])), engine.script)
+
+    others = {name: finder(name, asked) for name, asked in plan.others.items()}
+    return {BASELINE: lambda: (find_python(plan.torch_python), SCRIPT), **others}
 
 
 def _interference(plan: Plan, work: Work, name: str) -> Iterator[Record]:

@@ -7,7 +7,9 @@ from typing import Any
 
 from trillion_infer.core.errors import ConfigError
 
-WORKLOADS = ("decode", "prefill", "offline", "startup", "serve", "interference")
+WORKLOADS = ("decode", "prefill", "offline", "startup", "serve", "interference", "host")
+SEPARATE = ("interference", "host")
+"""Workloads that "all" leaves out: other setups, and a model of their own."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ def parse_workloads(text: str) -> tuple[str, ...]:
     """Names from "decode,offline" or "all", in the order they are run. Raises ConfigError for others."""
     names = [name.strip() for name in text.split(",")]
     if names == ["all"]:
-        return tuple(name for name in WORKLOADS if name != "interference")
+        return tuple(name for name in WORKLOADS if name not in SEPARATE)
     unknown = [name for name in names if name not in WORKLOADS]
     if unknown:
         raise ConfigError(f"workload {unknown[0]!r} is unknown; there are {', '.join(WORKLOADS)} and all.")
