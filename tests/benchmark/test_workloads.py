@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trillion_infer.benchmark.records import ENGINE, Record, ratios, record
-from trillion_infer.benchmark.workloads import WORKLOADS, Sizes, draw, parse_workloads
+from trillion_infer.benchmark.workloads import SEPARATE, WORKLOADS, Sizes, draw, parse_workloads
 from trillion_infer.core.errors import ConfigError
 
 VOCAB = 49152
@@ -49,7 +49,7 @@ def test_a_scale_that_makes_no_sense_is_refused(scale):
 
 def test_names_are_run_in_a_fixed_order():
     assert parse_workloads("offline, decode") == ("decode", "offline")
-    assert parse_workloads("all") == tuple(name for name in WORKLOADS if name != "interference")
+    assert parse_workloads("all") == tuple(name for name in WORKLOADS if name not in SEPARATE)
 
 
 @pytest.mark.parametrize(("text", "says"), [("decod", "unknown"), ("", "unknown")])
