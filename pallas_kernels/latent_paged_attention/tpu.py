@@ -77,19 +77,23 @@ def attend(
         interpret=interpret,
     )
     decode = decode_items(kv_lens, num_seqs, tokens)
-    found = [jnp.pad(x, ((0, tokens - x.shape[0]), (0, 0), (0, 0))) for x in run(q[: decode.sequence.shape[0]], decode)]
+    sequences = decode.sequence.shape[0]
+    found = run(q[:sequences], decode)
+
+    def alone(found):
+        return [jnp.pad(x, ((0, tokens - sequences), (0, 0), (0, 0))) for x in found]
 
     def with_prefill(found):
         size = blocks.queries(shape)
         items, row = prefill_items(kv_lens, cu_q_lens, num_seqs, tokens, size)
         token = items.first_token[:, None] + jnp.arange(size)
         grouped = q[jnp.minimum(token, tokens - 1)].reshape(-1, size * heads, q.shape[2])
-        decoded = (jnp.arange(tokens) < num_seqs[0])[:, None, None]
         rows = [x.reshape(-1, heads, x.shape[-1])[row] for x in run(grouped, items)]
-        return [jnp.where(decoded, old, new) for old, new in zip(found, rows, strict=True)]
+        decoded = (jnp.arange(sequences) < num_seqs[0])[:, None, None]
+        first = [jnp.where(decoded, old, new[:sequences]) for old, new in zip(found, rows, strict=True)]
+        return [jax.lax.dynamic_update_slice(x, part, (0, 0, 0)) for x, part in zip(rows, first, strict=True)]
 
-    if max_q_len != 1:
-        found = jax.lax.cond(num_seqs[1] > num_seqs[0], with_prefill, lambda found: found, found)
+    found = alone(found) if max_q_len == 1 else jax.lax.cond(num_seqs[1] > num_seqs[0], with_prefill, alone, found)
     real = (jnp.arange(tokens) < cu_q_lens[num_seqs[1]])[:, None, None]
     out = jnp.where(real, found[0][..., :rank], 0)
     if slots is None:
@@ -111,7 +115,7 @@ def _attend_items(
     pages: int,
     interpret,
 ) -> list[Float[Array, "I rows _"]]:
-    """Attention of blocks of queries, `heads` rows to a query; of a shard the log-sum-exp too, on every lane."""
+    """Attention of blocks of queries, `heads` rows to a query; of a shard the log-sum-exp `[I, rows, 1]` too."""
     pool, *scales = pools
     shard = slots or whole_pages()
     (count, rows, width), page_size = q.shape, pool.shape[2]
@@ -136,7 +140,7 @@ def _attend_items(
         return pl.BlockSpec((None, 1, blocks), index, memory_space=pltpu.SMEM)
 
     plan = {"heads": heads, "rank": rank, "scale": scale, "pages": pages, "shards": shard.count}
-    return pl.pallas_call(
+    out, *sums = pl.pallas_call(
         functools.partial(_kernel, **plan, scaled=bool(scales)),
         out_shape=[result_like(*shape, *operands) for shape in shapes],
         grid_spec=pltpu.PrefetchScalarGridSpec(
@@ -163,6 +167,7 @@ def _attend_items(
         interpret=pltpu.InterpretParams(detect_races=True) if interpret is True else interpret,
         name=f"latent_paged_attention_{rows // heads}",
     )(*operands)
+    return [out, *(x[..., :1] for x in sums)]
 
 
 def _kernel(
