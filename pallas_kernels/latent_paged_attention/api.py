@@ -80,7 +80,7 @@ def latent_paged_attention(
     refusals = {
         "reference": lambda: None,
         "tpu": lambda: tpu.refusal(q_latent, pool, kv_scales),
-        "gpu": lambda: gpu.refusal(q_latent, q_rope, pool),
+        "gpu": lambda: gpu.refusal(pool),
         "cpu": lambda: cpu.refusal(q_latent, pool),
     }
     chosen = choose_backend("latent_paged_attention", backend, refusals)

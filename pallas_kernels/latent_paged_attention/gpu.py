@@ -44,11 +44,8 @@ class Plan:
     stages: int
 
 
-def refusal(q_latent: Array, q_rope: Array, pool: Array) -> str | None:
+def refusal(pool: Array) -> str | None:
     """Why the kernel cannot run these arguments, None where it can."""
-    for name, size in (("latent rank", q_latent.shape[2]), ("rope dim", q_rope.shape[2])):
-        if size < 16 or size & (size - 1):
-            return f"the {name} must be a power of two from 16 on, got {size}."
     if pool.size // pool.shape[3] >= 2**31:
         return f"a pool of {pool.shape} has 2**31 rows or more; use fewer pages."
     return None
@@ -74,7 +71,8 @@ def attend(
     """Output and, where the pool is a shard, log-sum-exp of the op, for a pool that already holds the new tokens."""
     shard = slots or whole_pages()
     tokens, heads, rank = q_latent.shape
-    shape = Shape(heads, rank, rank + q_rope.shape[2], pool.shape[2], pool.dtype.name)
+    rope = q_rope.shape[2]
+    shape = Shape(heads, rank, _size(rank) + _size(rope), pool.shape[2], pool.dtype.name)
     blocks = blocks or gpu_blocks(shape)
     if reason := blocks.refusal(shape):
         raise UnsupportedError(f"latent_paged_attention: {reason}")
@@ -88,7 +86,7 @@ def attend(
         page_size=pool.shape[2],
         shards=shard.count,
         rank=rank,
-        rope=q_rope.shape[2],
+        rope=rope,
         scale=scale,
         keys=blocks.keys,
         warps=blocks.warps,
@@ -116,6 +114,11 @@ def attend(
     real = jnp.arange(tokens) < cu_q_lens[num_seqs[1]]
     out = jnp.where(real[:, None, None], found[0], 0)
     return out, None if slots is None else jnp.where(real[:, None], found[1], -jnp.inf)
+
+
+def _size(dim: int) -> int:
+    """Lanes of a tile that holds `dim`: a power of two, as Triton asks, of at least 16."""
+    return max(16, pl.next_power_of_2(dim))
 
 
 def _with(plan: Plan, **changes) -> Plan:
@@ -189,8 +192,9 @@ def _kernel(
         last = lasts[item]
         real = (position <= last) & (head < plan.all_heads)
         q_row = (tokens[item] + query) * plan.all_heads + head
-        lanes = jnp.arange(plan.rank, dtype=jnp.int32), jnp.arange(plan.rope, dtype=jnp.int32)
-        queries = [_load(q, q_row, lane, real) for q, lane in zip((q_latent, q_rope), lanes, strict=True)]
+        lane, rope_lane = (jnp.arange(_size(dim), dtype=jnp.int32) for dim in (plan.rank, plan.rope))
+        is_latent, is_rope = lane < plan.rank, rope_lane < plan.rope
+        queries = [_load(q_latent, q_row, lane, real, is_latent), _load(q_rope, q_row, rope_lane, real, is_rope)]
         slots = SlotShard(meta[2], plan.shards)
         end = slots.below(last + 1, plan.page_size)
         steps = (end + plan.keys - 1) // plan.keys
@@ -205,18 +209,18 @@ def _kernel(
             place = 2 * page * plan.page_size + key % plan.page_size
             places = (place, place + plan.page_size)
             factors = [plgpu.load(ref.at[at], mask=held, other=0.0) for ref in scales for at in places]
-            latent = _load(pool, slot, lanes[0], held)
-            rope = _load(pool, slot, plan.rank + lanes[1], held)
+            latent = _load(pool, slot, lane, held, is_latent)
+            rope = _load(pool, slot, plan.rank + rope_lane, held, is_rope)
             seen = (slots.position(key, plan.page_size)[None, :] <= position[:, None]) & held[None, :]
             return _accumulate(queries, latent, rope, factors, seen, state, plan.scale)
 
-        start = (jnp.full(row.shape, LOWEST), jnp.zeros(row.shape), jnp.zeros((row.shape[0], plan.rank)))
+        start = (jnp.full(row.shape, LOWEST), jnp.zeros(row.shape), jnp.zeros((row.shape[0], lane.shape[0])))
         stop = jnp.minimum(steps, (split + 1) * share)
         peak, total, acc = jax.lax.fori_loop(split * share, stop, step, start)
         place = split * q_latent.shape[0] + q_row
         plgpu.store(peak_out.at[place], peak, mask=real)
         plgpu.store(total_out.at[place], total, mask=real)
-        plgpu.store(acc_out.at[_grid(place, lanes[0])], acc, mask=_both(real, lanes[0] >= 0))
+        plgpu.store(acc_out.at[_grid(place, lane)], acc, mask=_both(real, is_latent))
 
 
 def _accumulate(queries, latent, rope, factors, seen, state, scale):
@@ -253,8 +257,11 @@ def _dot(a: Array, b: Array, axis: int) -> Array:
     )
 
 
-def _load(ref, row: Int[Array, " a"], lane: Int[Array, " b"], mask: Bool[Array, " a"]) -> Array:
-    return plgpu.load(ref.at[_grid(row, lane)], mask=_both(mask, lane >= 0), other=jnp.zeros((), ref.dtype))
+def _load(
+    ref, row: Int[Array, " a"], lane: Int[Array, " b"], rows: Bool[Array, " a"], lanes: Bool[Array, " b"]
+) -> Array:
+    """Elements of rows and lanes, zero where either mask says no."""
+    return plgpu.load(ref.at[_grid(row, lane)], mask=_both(rows, lanes), other=jnp.zeros((), ref.dtype))
 
 
 def _grid(column: Array, row: Array) -> tuple[Array, Array]:
