@@ -58,6 +58,7 @@ class LLM:
       kv_dtype: float32 | bfloat16; None: as dtype.
       host_kv: bytes of host memory, disk_kv: "FOLDER:BYTES", for KV that the device gives up. What disk_kv holds is
         found again by the next LLM of the same model and dtype; `close` stores what is still on the device.
+      store: "mooncake://HOST:PORT", or a folder as fsspec names it ("file:///mnt/kv"), for KV that LLMs share.
       speculate: drafters of speculative decoding, joined by commas: ngram | suffix | grammar.
       seed: of requests that name none.
       attention: backend of the attention ops: auto | reference | pallas | tpu | gpu | cpu.
@@ -110,7 +111,6 @@ class LLM:
         options = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         timeline = Timeline.of_process()
         options = _with_deployment(options)
-        _refuse_unavailable(options)
         engine_fields = EngineConfig.__dataclass_fields__
         engine_config = EngineConfig(**{name: value for name, value in options.items() if name in engine_fields})
         if engine_config.compile_cache_folder:
@@ -357,11 +357,6 @@ def _join(mesh: Mesh, options: Mapping[str, Any]) -> Group | None:
         return None
     check_options(options)
     return form_group(mesh, options["group_key_file"])
-
-
-def _refuse_unavailable(options: Mapping[str, Any]) -> None:
-    if options["store"]:
-        raise ConfigError(f"store={options['store']!r} is not available in this version; leave it out.")
 
 
 def _as_batch(prompts: Any) -> list[Any]:

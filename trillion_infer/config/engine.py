@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from trillion_infer.config.tiers import check_host, parse_disk
+from trillion_infer.config.tiers import check_host, parse_disk, parse_store
 from trillion_infer.core.errors import ConfigError
 
 DTYPES = ("auto", "float32", "bfloat16")
@@ -25,6 +25,7 @@ class EngineConfig:
 
     kv_memory: bytes (above 1) or a fraction of what is free (up to 1); None: all that the compiled programs leave.
     host_kv, disk_kv: bytes of host memory, and FOLDER:BYTES of disk, for KV that the pools give up.
+    store: URL of a store that processes share, for all KV.
     speculate: drafters joined by commas: ngram, suffix, grammar; None: none.
     attention: backend of the attention ops. precompile: compile every bucket before the first request.
     compile_cache: folder of XLA's own cache, "" for none. bundle: folder of executable bundles, "" for none; None:
@@ -46,6 +47,7 @@ class EngineConfig:
     speculate: str | None = None
     host_kv: float = 0
     disk_kv: str | None = None
+    store: str | None = None
     seed: int = 0
     attention: str = "auto"
     precompile: bool = True
@@ -72,13 +74,20 @@ class EngineConfig:
         check_host(self.host_kv)
         if self.disk_kv:
             parse_disk(self.disk_kv)
-        if (self.host_kv or self.disk_kv) and not self.prefix_caching:
-            raise ConfigError("host_kv and disk_kv keep prefixes and prefix_caching is False; leave one out.")
+        if self.store:
+            parse_store(self.store)
+        if self.has_tiers and not self.prefix_caching:
+            raise ConfigError("host_kv, disk_kv and store keep prefixes and prefix_caching is False; leave one out.")
         memory = self.kv_memory
         if memory is not None and not (isinstance(memory, int | float) and not isinstance(memory, bool) and memory > 0):
             raise ConfigError(f"kv_memory is {memory!r}; it must be bytes, a fraction in (0, 1], or None.")
         if not isinstance(self.seed, int) or isinstance(self.seed, bool):
             raise ConfigError(f"seed is {self.seed!r}; it must be a whole number.")
+
+    @property
+    def has_tiers(self) -> bool:
+        """KV is kept beyond device memory."""
+        return bool(self.host_kv or self.disk_kv or self.store)
 
     @property
     def compile_cache_folder(self) -> str | None:

@@ -284,8 +284,8 @@ def build_disaggregated(
 
     Raises ConfigError before anything is loaded.
     """
-    if config.host_kv or config.disk_kv:
-        raise ConfigError("host_kv and disk_kv do not work with disaggregate yet; leave one of them out.")
+    if config.has_tiers:
+        raise ConfigError("host_kv, disk_kv and store do not work with disaggregate yet; leave them out.")
     if config.speculate:
         raise ConfigError(
             f"speculate={config.speculate!r} and disaggregate are both given, which is not available yet; give one."

@@ -37,7 +37,7 @@ class PageCopier:
         """The tiers that `config` asks for, for blocks of these pools. Raises what `make_tiers` raises."""
         sizes = [self.block_bytes(group) for group in range(len(self._shapes))]
         layout = repr([(shape, dtype.name) for shape, dtype in zip(self._shapes, self._dtypes, strict=True)])
-        return make_tiers(config.host_kv, config.disk_kv, fingerprint, layout, sizes)
+        return make_tiers(config.host_kv, config.disk_kv, config.store, fingerprint, layout, sizes)
 
     def block_bytes(self, group: int) -> int:
         """Bytes of one page of a group, replicas and padding of heads left out."""

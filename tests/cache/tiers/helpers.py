@@ -23,3 +23,13 @@ def block(number: int, group: int = 0) -> StoredBlock:
 
 def blocks(*numbers: int) -> list[StoredBlock]:
     return [block(number) for number in numbers]
+
+
+class Clock:
+    """Time that tests set."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now

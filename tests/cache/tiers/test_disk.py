@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.cache.tiers.helpers import MODEL, SIZE, block, blocks, bytes_of, key_of
+from tests.cache.tiers.helpers import MODEL, SIZE, Clock, block, blocks, bytes_of, key_of
 from trillion_infer.cache.tiers import disk as disk_module
 from trillion_infer.cache.tiers.base import StoredBlock
 from trillion_infer.cache.tiers.disk import RETRY_SECONDS, DiskTier
@@ -19,16 +19,6 @@ from trillion_infer.cache.tiers.segment import PARTIAL, SUFFIX
 from trillion_infer.core.errors import ConfigError
 
 BIG = 10**9
-
-
-class Clock:
-    """Time that tests set."""
-
-    def __init__(self):
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def tier_at(folder, budget=BIG, model=MODEL, **options) -> DiskTier:
@@ -118,7 +108,7 @@ def test_another_format_version_is_not_read_and_not_removed(tmp_path):
     tier = tier_at(tmp_path)
     tier.put(blocks(1))
     data = bytearray(only_file(tier).read_bytes())
-    data[8] = 2
+    data[8] += 1
     only_file(tier).write_bytes(data)
     again = tier_at(tmp_path)
     assert (again.num_blocks, again.stats()["foreign"]) == (0, 1)
@@ -212,9 +202,9 @@ def test_two_tiers_on_one_folder_share_blocks_and_survive_each_others_evictions(
         assert bytes_on_disk(one) <= 8 * SIZE
 
 
-def test_killed_while_writing_twenty_times(tmp_path):
+def test_killed_while_writing_fifty_times(tmp_path):
     """Whatever was published is whole, what was not is removed, and the budget holds."""
-    for attempt in range(20):
+    for attempt in range(50):
         command = [sys.executable, "-m", "tests.cache.tiers.crash_writer", str(tmp_path), str(attempt * 100_000)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
             assert writer.stdout is not None
@@ -228,3 +218,16 @@ def test_killed_while_writing_twenty_times(tmp_path):
             assert again.get(key) == bytes_of(key)
         assert (again.stats()["misses"], again.stats()["digest_failures"]) == (0, 0)
         assert bytes_on_disk(again) <= 400_000
+
+
+def test_deleted_blocks_and_tenants_leave_the_files(tmp_path):
+    tier = tier_at(tmp_path)
+    tier.put(blocks(*range(40)))
+    tier.discard([key_of(3), key_of(4), key_of(99)])
+    tier.delete_tenant(key_of(20)[1][:8])
+    gone = (3, 4, 20)
+    for each in (tier, tier_at(tmp_path)):
+        assert [n for n in range(40) if each.get(key_of(n)) is None] == list(gone)
+    content = b"".join(path.read_bytes() for path in tier.folder.iterdir())
+    assert all(key_of(n)[1] not in content for n in gone)
+    assert tier.used == bytes_on_disk(tier)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 
 BlockKey = tuple[int, bytes]
-"""(number of the cache group, block name)."""
+"""(number of the cache group, block name). A name begins with its tenant's tag, see BlockNamer."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class TierFigures:
 
     misses: blocks that were listed and could not be read (file gone, truncated). digest_failures: read, but not the
     bytes that were stored. foreign: files of another model, layout or format. refused: not stored, because the tier
-    was down or writing failed.
+    was down, full or writing failed. outages: times the tier was found down. deleted: on request.
     """
 
     hits: int = 0
@@ -36,14 +36,16 @@ class TierFigures:
     foreign: int = 0
     refused: int = 0
     write_failures: int = 0
+    outages: int = 0
+    deleted: int = 0
 
     def as_dict(self) -> dict[str, int]:
         return asdict(self)
 
 
 def digest_of(fingerprint: bytes, key: BlockKey, data: bytes) -> bytes:
-    """BLAKE2b-256 over model and layout, identity and bytes: another block's bytes never pass for this one's."""
-    hasher = hashlib.blake2b(fingerprint, digest_size=32)
+    """SHA-256 over model and layout, identity and bytes: another block's bytes never pass for this one's."""
+    hasher = hashlib.sha256(fingerprint)
     hasher.update(struct.pack("<IQ", key[0], len(data)) + key[1])
     hasher.update(data)
     return hasher.digest()
@@ -55,6 +57,10 @@ class Tier(ABC):
     name: str
     is_durable = False
     """Its blocks outlive the process."""
+    is_shared = False
+    """Other processes read it as soon as it is written: it gets every block, not only what the tier above gives up."""
+    is_down = False
+    """It failed a short while ago and is left alone until the next try."""
 
     def __init__(self, fingerprint: bytes, budget: int):
         self.fingerprint = fingerprint
@@ -62,7 +68,8 @@ class Tier(ABC):
         self.figures = TierFigures()
 
     @abstractmethod
-    def __contains__(self, key: BlockKey) -> bool: ...
+    def __contains__(self, key: BlockKey) -> bool:
+        """As far as this process knows, at once."""
 
     @property
     @abstractmethod
@@ -81,13 +88,34 @@ class Tier(ABC):
     def get(self, key: BlockKey) -> bytes | None:
         """The bytes that were stored under `key`, None (and the key forgotten) if they are not intact."""
 
+    def get_many(self, keys: Sequence[BlockKey]) -> list[bytes | None]:
+        """`get` of each, in as few round trips as the tier can."""
+        return [self.get(key) for key in keys]
+
+    def lookup(self, keys: Sequence[BlockKey]) -> set[BlockKey]:
+        """Those that are stored, by whomever. May take a round trip."""
+        self.refresh()
+        return {key for key in keys if key in self}
+
     def refresh(self) -> None:  # noqa: B027
         """Learn of blocks that other processes stored."""
+
+    @abstractmethod
+    def discard(self, keys: Sequence[BlockKey]) -> None:
+        """Delete blocks; those that are not here are skipped."""
+
+    @abstractmethod
+    def delete_tenant(self, tag: bytes) -> None:
+        """Delete every block whose name begins with `tag`, whoever stored it."""
 
     def drain(self) -> Iterable[StoredBlock]:
         """The blocks that end with the process, least recently used first; they leave this tier."""
         return ()
 
+    def close(self) -> None:  # noqa: B027
+        """Give up connections. The tier is of no use afterwards."""
+
     def stats(self) -> dict[str, int]:
-        """Counters, bytes and blocks."""
-        return {**self.figures.as_dict(), "bytes": self.used, "blocks": self.num_blocks}
+        """Counters; bytes and blocks as far as this process knows; bytes that may be taken, 0 for no limit."""
+        state = {"bytes": self.used, "blocks": self.num_blocks, "budget": self.budget, "is_down": int(self.is_down)}
+        return {**self.figures.as_dict(), **state}

@@ -117,6 +117,7 @@ class DiskTier(Tier):
         except OSError as error:
             self._down_until = self._clock() + RETRY_SECONDS
             self.figures.write_failures += 1
+            self.figures.outages += 1
             self.figures.refused += len(blocks)
             _log.warning("KV tier disk: writing to %s failed (%s); next try in %d s", self.folder, error, RETRY_SECONDS)
             return
@@ -156,6 +157,28 @@ class DiskTier(Tier):
                 del self._where[key]
         _log.warning("KV tier disk: a block of %s is not what was stored; it is computed again", name)
         return None
+
+    # Deleting
+
+    def discard(self, keys: Sequence[BlockKey]) -> None:
+        """Files that hold other blocks, too, are written anew without these."""
+        self._delete({name for key in keys if (name := self._where.get(key, ("",))[0])}, set(keys).__contains__)
+
+    def delete_tenant(self, tag: bytes) -> None:
+        self._scan()
+        names = {name for key, (name, _) in list(self._where.items()) if key[1].startswith(tag)}
+        self._delete(names, lambda key: key[1].startswith(tag))
+
+    def _delete(self, names: set[str], unwanted: Callable[[BlockKey], bool]) -> None:
+        for name in names:
+            extents = self._files.get(name, (0, ()))[1]
+            others = [extent for extent in extents if not unwanted(extent.key)]
+            kept = [StoredBlock(e.key, data, e.digest) for e in others if (data := self.get(e.key)) is not None]
+            with self._lock:
+                self._unlist(name)
+                self.figures.deleted += len(extents) - len(others)
+            self._remove(name)
+            self.put(kept)
 
     # Index
 

@@ -64,6 +64,19 @@ class HostTier(Tier):
                 self._blocks.move_to_end(key)
         return block.data
 
+    def discard(self, keys: Sequence[BlockKey]) -> None:
+        with self._lock:
+            for key in keys:
+                block = self._blocks.pop(key, None)
+                if block is not None:
+                    self._used -= len(block.data)
+                    self.figures.deleted += 1
+
+    def delete_tenant(self, tag: bytes) -> None:
+        with self._lock:
+            keys = [key for key in self._blocks if key[1].startswith(tag)]
+        self.discard(keys)
+
     def drain(self) -> Iterable[StoredBlock]:
         while self._blocks:
             with self._lock:

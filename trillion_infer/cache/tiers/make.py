@@ -6,21 +6,29 @@ from collections.abc import Sequence
 from trillion_infer.cache.tiers.base import Tier
 from trillion_infer.cache.tiers.disk import DiskTier
 from trillion_infer.cache.tiers.host import HostTier
+from trillion_infer.cache.tiers.mooncake import MooncakeTier
+from trillion_infer.cache.tiers.objects import ObjectTier
 from trillion_infer.cache.tiers.segment import file_bytes
-from trillion_infer.config.tiers import parse_disk
+from trillion_infer.config.tiers import MooncakeStore, parse_disk, parse_store
 from trillion_infer.core.errors import ConfigError
 
 
 def make_tiers(
-    host_kv: float, disk_kv: str | None, model: bytes, layout: str, block_bytes: Sequence[int]
+    host_kv: float,
+    disk_kv: str | None,
+    store: str | None,
+    model: bytes,
+    layout: str,
+    block_bytes: Sequence[int],
 ) -> list[Tier]:
-    """Fastest first; none if neither is asked for.
+    """Fastest first; none if none is asked for.
 
     model, layout: what the bytes of a block depend on. block_bytes: of one block in each cache group.
-    Raises ConfigError for a budget that does not hold one block of every group, and for an unusable folder.
+    Raises ConfigError for a budget that does not hold one block of every group, for an unusable folder and for a store
+    that cannot be reached.
     """
     fingerprint = hashlib.sha256(
-        b"trillion_infer/kv/tier/1" + hashlib.sha256(model).digest() + layout.encode()
+        b"trillion_infer/kv/tier/2" + hashlib.sha256(model).digest() + layout.encode()
     ).digest()
     tiers: list[Tier] = []
     if host_kv:
@@ -30,6 +38,16 @@ def make_tiers(
         disk = parse_disk(disk_kv)
         _check("disk_kv", disk.num_bytes, sum(file_bytes([size]) for size in block_bytes))
         tiers.append(DiskTier(disk.folder, fingerprint, disk.num_bytes))
+    if store:
+        place = parse_store(store)
+        if isinstance(place, MooncakeStore):
+            if place.segment:
+                _check("the segment of store", place.segment, sum(block_bytes))
+            tiers.append(MooncakeTier(place, fingerprint, max(block_bytes)))
+        else:
+            if place.num_bytes:
+                _check("the bytes of store", place.num_bytes, sum(block_bytes))
+            tiers.append(ObjectTier(place, fingerprint))
     return tiers
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from trillion_infer.cache.tiers.base import BlockKey, StoredBlock
 
 MAGIC = b"tinferkv"
-VERSION = 1
+VERSION = 2
 SUFFIX, PARTIAL = ".kv", ".part"
 
 _HEAD = struct.Struct("<8sII32s")
@@ -61,7 +61,7 @@ def write_segment(folder: Path, name: str, fingerprint: bytes, blocks: Sequence[
     try:
         with open(partial, "xb", buffering=0) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            for part in (head + hashlib.blake2b(head, digest_size=_DIGEST).digest(), *(b.data for b in blocks)):
+            for part in (head + hashlib.sha256(head).digest(), *(b.data for b in blocks)):
                 view = memoryview(part)
                 while len(view):
                     view = view[file.write(view) :]
@@ -87,7 +87,7 @@ def read_index(path: Path, fingerprint: bytes) -> tuple[Extent, ...]:
         if count > MAX_BLOCKS:
             raise BrokenSegmentError
         head += file.read(count * _ENTRY.size)
-        if hashlib.blake2b(head, digest_size=_DIGEST).digest() != file.read(_DIGEST):
+        if hashlib.sha256(head).digest() != file.read(_DIGEST):
             raise BrokenSegmentError
         entries = list(_ENTRY.iter_unpack(head[_HEAD.size :]))
         if os.fstat(file.fileno()).st_size != file_bytes([entry[3] for entry in entries]):
