@@ -3,6 +3,8 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from heapq import merge
+from itertools import chain
 
 from trillion_infer.core.errors import ConfigError
 
@@ -50,7 +52,8 @@ class EvictionPolicy(ABC):
     def __len__(self) -> int: ...
 
     @abstractmethod
-    def __iter__(self) -> Iterator[Block]: ...
+    def __iter__(self) -> Iterator[Block]:
+        """In about the order in which `evict` would give them."""
 
 
 class LeastRecentlyUsed(EvictionPolicy):
@@ -134,7 +137,11 @@ class LeastValuable(EvictionPolicy):
         return len(self._queues)
 
     def __iter__(self) -> Iterator[Block]:
-        return iter(self._queues)
+        def age(block: Block) -> float:
+            queue = self._queues[block]
+            return (queue[block] - self._clock) / (self.HIT_LIFETIME if queue is self._hit else 1.0)
+
+        return chain(self._superseded, merge(self._fresh, self._hit, key=age), self._pinned)
 
 
 POLICIES: dict[str, Callable[[], EvictionPolicy]] = {"value": LeastValuable, "lru": LeastRecentlyUsed}

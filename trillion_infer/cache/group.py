@@ -39,6 +39,9 @@ class GroupPages:
         self.pool = PagePool(group.num_pages, policy, on_evict=self._forget)
         self.on_evict: Callable[[Block], None] | None = None
         """Called with a block whose page is about to be given to somebody else."""
+        self.on_publish: Callable[[Block], None] | None = None
+        """Called with a block that has got its name."""
+        self._pins: dict[bytes, int] = {}
         self._held: dict[Request, HeldPages] = {}
         self._is_full = group.is_full
         self._detached: dict[str, HeldPages] = {}
@@ -120,9 +123,17 @@ class GroupPages:
         """Name block `depth` of a request, if it is held and new; other branches after its parent are superseded."""
         page = self.held(request).page(depth)
         if page is not None and self.index.block_at(page) is None:
-            block = self.index.publish(name, page, depth, parent)
+            block = self._name(name, page, depth, parent)
             if block is not None and block.parent is not None:
                 self._supersede_siblings(block, block.parent)
+            if block is not None and self.on_publish is not None:
+                self.on_publish(block)
+
+    def _name(self, name: bytes, page: int, depth: int, parent: bytes | None) -> Block | None:
+        block = self.index.publish(name, page, depth, parent)
+        if block is not None:
+            block.pins = self._pins.get(name, 0)
+        return block
 
     def _supersede_siblings(self, block: Block, parent: Block) -> None:
         """A chat that goes on from an edited turn leaves its old branch; a popular prefix is no chat."""
@@ -136,10 +147,23 @@ class GroupPages:
                 self.pool.revalue(left)
                 stack.extend(left.children)
 
-    def pin(self, block: Block, count: int) -> None:
-        """Add `count` pins, which may be negative."""
-        block.pins += count
-        self.pool.revalue(block)
+    def pin(self, name: bytes, count: int) -> None:
+        """Add `count` pins, which may be negative, to a block that is cached or may come."""
+        pins = self._pins.pop(name, 0) + count
+        assert pins >= 0, f"block {name.hex()} is unpinned more often than pinned"
+        if pins:
+            self._pins[name] = pins
+        block = self.index.find(name)
+        if block is not None:
+            block.pins = pins
+            self.pool.revalue(block)
+
+    def supersede(self, name: bytes) -> None:
+        """Have a cached block given up before others."""
+        block = self.index.find(name)
+        if block is not None and not block.superseded:
+            block.superseded = True
+            self.pool.revalue(block)
 
     def release(self, request: Request) -> None:
         """Release every page, the deepest first: what is freed first is evicted first."""
@@ -171,23 +195,24 @@ class GroupPages:
         """Of the blocks that a query right after `count` leading blocks reads, those that are not present."""
         return [b for b in range(self.first_needed(count * self.page_size), count) if names[b] not in self.index]
 
-    def restore(self, names: Sequence[bytes], count: int) -> list[tuple[int, int]]:
-        """Make all of those blocks present and cached; (block, page) of each that lacked, to be filled by the caller.
+    def restore(self, names: Sequence[bytes], blocks: Sequence[int]) -> list[tuple[int, int]]:
+        """Make lacking blocks present and cached; (block, page) of each, to be filled by the caller.
 
-        The pool has pages enough beside those blocks that are present.
+        The pool has pages enough. May evict other blocks.
         """
-        first = self.first_needed(count * self.page_size)
-        present = [block for name in names[first:count] if (block := self.index.find(name)) is not None]
-        for block in present:
-            self.pool.share(block)
-        filled = [(depth, self.pool.lease()) for depth in self.lacking(names, count)]
+        filled = [(depth, self.pool.lease()) for depth in blocks]
         for depth, page in filled:
-            self.index.publish(names[depth], page, depth, names[depth - 1] if depth else None)
-        for name in reversed(names[first:count]):
-            block = self.index.find(name)
-            assert block is not None
-            self.pool.release(block.page, block)
+            self._name(names[depth], page, depth, names[depth - 1] if depth else None)
+        for _, page in reversed(filled):
+            self._release(page)
         return filled
+
+    def forget_names(self, prefix: bytes) -> None:
+        """Drop every block whose name begins so; pages that requests hold lose their name only."""
+        for block in self.index.starting_with(prefix):
+            if not self.pool.is_leased(block.page):
+                self.pool.forget(block)
+            self.index.drop(block)
 
     def _release(self, page: int) -> None:
         self.pool.release(page, self.index.block_at(page))

@@ -188,12 +188,25 @@ class KVCache:
                 del self._computing[name]
 
     def pin(self, names: Sequence[bytes], count: int = 1) -> None:
-        """Have cached blocks evicted after all others (`count` = -1 takes it back); unknown names are skipped."""
+        """Have blocks evicted after all others, those that come later included; `count` = -1 takes it back."""
         for group in self.groups:
             for name in names:
-                block = group.index.find(name)
-                if block is not None:
-                    group.pin(block, count)
+                group.pin(name, count)
+
+    def supersede(self, names: Sequence[bytes]) -> None:
+        """Have cached blocks evicted before others; unknown names are skipped."""
+        for group in self.groups:
+            for name in names:
+                group.supersede(name)
+
+    def forget(self, prefix: bytes) -> None:
+        """Forget the blocks whose names begin so; what requests still hold is not shared any more."""
+        for group in self.groups:
+            group.forget_names(prefix)
+
+    def tag(self, salt: str) -> bytes:
+        """What the names of a tenant's blocks begin with."""
+        return self._namer.tag(salt)
 
     def clear(self) -> None:
         """Forget every cached prefix that no request holds."""

@@ -24,6 +24,10 @@ class PrefixIndex:
     def block_at(self, page: int) -> Block | None:
         return self._by_page.get(page)
 
+    def starting_with(self, prefix: bytes) -> list[Block]:
+        """Blocks whose names begin with `prefix`."""
+        return [block for name, block in self._by_name.items() if name.startswith(prefix)]
+
     def run_length(self, names: Sequence[bytes], limit: int) -> int:
         """Leading names, at most `limit`, that are all present."""
         for count in range(limit):

@@ -116,7 +116,7 @@ class Engine:
         scheduler.add(request)
         self._owner[request.request_id] = scheduler
         if self.tiering is not None:
-            self.tiering.watch(request, self.schedulers.index(scheduler))
+            self.tiering.promoter.watch(request, self.schedulers.index(scheduler))
 
     def abort(self, request_id: str) -> Request | None:
         """End a request at once; None, without effect, for an id that is not live."""
@@ -142,7 +142,7 @@ class Engine:
         self._owner.pop(request.request_id, None)
         self.prompt_scores.forget(request)
         if self.tiering is not None:
-            self.tiering.forget(request)
+            self.tiering.promoter.forget(request)
         if self.speculation is not None:
             self.speculation.release(request)
 
@@ -181,7 +181,8 @@ class Engine:
         begun = time.monotonic()
         events = self._draft(self.speculation) if self.speculation is not None else []
         if self.tiering is not None:
-            self.replace_pools(self.tiering.promote(self.pools))
+            is_idle = not self._pending and not any(scheduler.num_running for scheduler in self.schedulers)
+            self.replace_pools(self.tiering.promote(self.pools, is_idle))
         plans = [scheduler.schedule() for scheduler in self.schedulers]
         if self.tiering is not None:
             self.tiering.save_evicted(self.pools)
@@ -324,10 +325,15 @@ class Engine:
         return events
 
     def _time(self, pending: _Pending) -> None:
-        """Tells the speculation what a step took: from its beginning, or from the result before it, to its own."""
+        """Tells speculation and tiers what a step took: from its beginning, or the result before it, to its own."""
         now = time.monotonic()
-        if self.speculation is not None and pending.begun is not None:
-            self.speculation.cost.record_step(pending.bucket, now - max(pending.begun, self._received))
+        if pending.begun is not None:
+            seconds = now - max(pending.begun, self._received)
+            if self.speculation is not None:
+                self.speculation.cost.record_step(pending.bucket, seconds)
+            if self.tiering is not None:
+                prefilled = sum(row.length for row in pending.rows if row.length > 1)
+                self.tiering.promoter.record_prefill(prefilled, seconds)
         self._received = now
 
     def _is_plain(self, request: Request) -> bool:

@@ -1,7 +1,8 @@
 """KV pages between the device pools and the tiers beyond them, in the order of the device's steps."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import jax
 import numpy as np
@@ -10,18 +11,19 @@ from jaxtyping import Array
 
 from sharding.heads import HeadPlan
 from trillion_infer.cache.eviction import Block
-from trillion_infer.cache.kv_cache import KVCache
 from trillion_infer.cache.layout import PoolLayout
 from trillion_infer.cache.tiers.base import BlockKey, Tier
 from trillion_infer.cache.tiers.make import make_tiers
-from trillion_infer.cache.tiers.promotion import Promotion, plan_promotion, restore
 from trillion_infer.cache.tiers.stack import TierStack
 from trillion_infer.config.engine import EngineConfig
-from trillion_infer.core.request import Request, Status
+from trillion_infer.engine.promoter import Promoter
 from trillion_infer.schedule.scheduler import Scheduler
 from trillion_infer.transfer.pages import PAGES_PER_CALL, extract, insert, padded_ids, page_program
 
 Pools = tuple[Array, ...]
+
+LOOK_AHEAD = 64
+"""Blocks next to be evicted that are looked at, to fill a call that reads pages."""
 
 
 class PageCopier:
@@ -52,7 +54,7 @@ class PageCopier:
     def to_bytes(self, data: Array, count: int) -> list[bytes]:
         """The bytes of each of the `count` pages that were read."""
         host = np.asarray(data)
-        return [np.ascontiguousarray(host[:, i]).tobytes() for i in range(count)]
+        return [host[:, i].tobytes() for i in range(count)]
 
     def write(self, pool: Array, group: int, pages: Sequence[int], blocks: Sequence[bytes]) -> Array:
         """The pool with at most PAGES_PER_CALL blocks in `pages`; donates it."""
@@ -76,76 +78,109 @@ def _block_shape(layout: PoolLayout, plan: HeadPlan | None) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class _Evicted:
+class _Page:
+    """A page that holds a block, of one data shard."""
+
     shard: int
     key: BlockKey
     page: int
 
 
 class KVTiering:
-    """Copies evicted blocks out before a step overwrites their pages, and stored blocks in before a request starts.
+    """Copies blocks out before a step overwrites their pages, and stored blocks in before a request starts.
 
-    One thread, the engine's, owns it. Evicted pages are read from the pools between planning a step and sending it:
-    that is what the steps sent so far leave in them.
+    One thread, the engine's, owns it. Pages are read from the pools between planning a step and sending it: that is
+    what the steps sent so far leave in them. A call that reads pages reads PAGES_PER_CALL whatever it needs, so what
+    is left of it takes the blocks that are to be evicted next. Shared tiers get each block when it is computed.
     """
 
     def __init__(self, stack: TierStack, schedulers: Sequence[Scheduler], copier: PageCopier):
         self.stack, self._copier = stack, copier
         self._schedulers = list(schedulers)
-        self._evicted: list[_Evicted] = []
-        self._watched: dict[Request, int] = {}
-        self._promoted: dict[Request, int] = {}
-        self._hit_tokens = {tier.name: 0 for tier in stack.tiers}
-        self._bytes_in = self._bytes_out = 0
+        self._evicted: list[_Page] = []
+        self._published: list[_Page] = []
+        self._bytes_out = 0
         self._is_closed = False
+        self.promoter = Promoter(stack, self._schedulers, copier.block_bytes)
         for shard, scheduler in enumerate(self._schedulers):
             for number, group in enumerate(scheduler.cache.groups):
-                group.on_evict = self._recorder(shard, number)
+                group.on_evict = self._recorder(self._evicted, shard, number)
+                if stack.is_shared:
+                    group.on_publish = self._recorder(self._published, shard, number)
 
-    def _recorder(self, shard: int, number: int) -> Callable[[Block], None]:
-        def record(block: Block) -> None:
-            self._evicted.append(_Evicted(shard, (number, block.name), block.page))
-
-        return record
-
-    def watch(self, request: Request, shard: int) -> None:
-        """A request was queued with a data shard."""
-        self._watched[request] = shard
-
-    def forget(self, request: Request) -> None:
-        """It has ended."""
-        self._watched.pop(request, None)
-        self._promoted.pop(request, None)
+    def _recorder(self, pages: list[_Page], shard: int, number: int) -> Callable[[Block], None]:
+        return lambda block: pages.append(_Page(shard, (number, block.name), block.page))
 
     # Device to tiers
 
-    def save_evicted(self, pools: Pools) -> None:
-        """Starts copying what was evicted since the last call; call it before the pages are written again."""
-        evicted, self._evicted = self._evicted, []
-        self._save(pools, [e for e in evicted if not self.stack.is_at_hand(e.key)])
+    def save_evicted(self, pools: Pools, unwritten: Collection[int] = (), group_unwritten: int = -1) -> None:
+        """Starts copying what was evicted since the last call; call it before the pages are written again.
 
-    def save_cached(self, pools: Pools) -> None:
-        """Starts copying every block that is cached on the device, the least valuable first."""
+        unwritten: pages of one group that have a name already and not yet its content.
+        """
+        evicted = [page for page in self._evicted if not self.stack.is_at_hand(page.key)]
+        self._evicted.clear()
+        for group, pool in enumerate(pools):
+            pages = [page for page in evicted if page.key[0] == group]
+            if pages:
+                skipped = unwritten if group == group_unwritten else ()
+                more = self._next_victims(pages, group, -len(pages) % PAGES_PER_CALL, skipped)
+                self._save(pool, group, [*pages, *more])
+        if self._published:
+            self._save_published(pools, PAGES_PER_CALL)
+
+    def _next_victims(
+        self, evicted: Sequence[_Page], group: int, count: int, skipped: Collection[int]
+    ) -> Iterator[_Page]:
+        """At most `count` blocks of the last page's shard that will be given up next and are stored nowhere."""
+        shard, taken = evicted[-1].shard, {page.key for page in evicted}
+        blocks = self._schedulers[shard].cache.groups[group].pool.cached_blocks()
+        pages = (
+            _Page(shard, (group, block.name), block.page)
+            for block in islice(blocks, LOOK_AHEAD)
+            if block.page not in skipped
+        )
+        new = (page for page in pages if page.key not in taken and not self.stack.is_at_hand(page.key))
+        return islice(new, count)
+
+    def _save_published(self, pools: Pools, at_least: int) -> None:
+        """Copies computed blocks to the shared tiers, once there are `at_least` of a group: in whole calls."""
+        waiting, self._published[:] = list(self._published), []
+        for group, pool in enumerate(pools):
+            pages = [page for page in waiting if page.key[0] == group]
+            ready = len(pages) if at_least == 1 else len(pages) // at_least * at_least
+            self._published += pages[ready:]
+            new = [page for page in pages[:ready] if page.key not in self.stack and self._is_there(page)]
+            self._save(pool, group, new, only_shared=True)
+
+    def _is_there(self, page: _Page) -> bool:
+        """The block has not been evicted since."""
+        block = self._schedulers[page.shard].cache.groups[page.key[0]].index.find(page.key[1])
+        return block is not None and block.page == page.page
+
+    def save_cached(self, pools: Pools, names: Collection[bytes] | None = None) -> None:
+        """Copies blocks that are cached on the device, of these names or all, the least valuable first."""
         for shard, scheduler in enumerate(self._schedulers):
             for number, group in enumerate(scheduler.cache.groups):
-                blocks = [_Evicted(shard, (number, b.name), b.page) for b in group.pool.cached_blocks()]
-                lacking = [block for block in blocks if not self.stack.is_at_hand(block.key)]
-                for start in range(0, len(lacking), PAGES_PER_CALL):
-                    self._save(pools, lacking[start : start + PAGES_PER_CALL])
+                blocks = [
+                    _Page(shard, (number, block.name), block.page)
+                    for block in group.pool.cached_blocks()
+                    if (names is None or block.name in names) and not self.stack.is_at_hand((number, block.name))
+                ]
+                for start in range(0, len(blocks), PAGES_PER_CALL):
+                    self._save(pools[number], number, blocks[start : start + PAGES_PER_CALL])
                     self.stack.flush()
 
-    def _save(self, pools: Pools, evicted: Sequence[_Evicted]) -> None:
-        for group, pool in enumerate(pools):
-            blocks = [e for e in evicted if e.key[0] == group]
-            for start in range(0, len(blocks), PAGES_PER_CALL):
-                part = blocks[start : start + PAGES_PER_CALL]
-                size = self._copier.block_bytes(group) * len(part)
-                if not self.stack.can_take(size):
-                    self.stack.drop(len(part))
-                    continue
-                data = self._copier.read(pool, group, [self._place(e.shard, group, e.page) for e in part])
-                self.stack.submit([e.key for e in part], _reader(self._copier, data, len(part)), size)
-                self._bytes_out += size
+    def _save(self, pool: Array, group: int, pages: Sequence[_Page], only_shared: bool = False) -> None:
+        for start in range(0, len(pages), PAGES_PER_CALL):
+            part = pages[start : start + PAGES_PER_CALL]
+            size = self._copier.block_bytes(group) * len(part)
+            if not self.stack.can_take(size):
+                self.stack.drop(len(part))
+                continue
+            data = self._copier.read(pool, group, [self._place(page.shard, group, page.page) for page in part])
+            self.stack.submit([page.key for page in part], _reader(self._copier, data, len(part)), size, only_shared)
+            self._bytes_out += size
 
     def _place(self, shard: int, group: int, page: int) -> int:
         """The pages of all data shards stand one after the other in a pool."""
@@ -153,97 +188,38 @@ class KVTiering:
 
     # Tiers to device
 
-    def promote(self, pools: Pools) -> Pools:
-        """Brings back what the next requests to start can take over; the pools with it."""
-        waiting = [(request, shard) for request, shard in self._watched.items() if request.status is Status.WAITING]
-        if not waiting:
-            return pools
-        self.stack.refresh()
-        for shard in range(len(self._schedulers)):
-            pools = self._promote_shard(pools, shard, [request for request, place in waiting if place == shard])
+    def promote(self, pools: Pools, is_idle: bool) -> Pools:
+        """Writes blocks that came for requests that wait; the pools with them.
+
+        is_idle: nothing else is being computed, so all that came is written, and what comes shortly is waited for.
+        """
+        for arrival in self.promoter.arrivals(is_idle):
+            filled = arrival.restore()
+            self.save_evicted(pools, {page for page, _ in filled}, arrival.group)
+            if filled:
+                places = [self._place(arrival.shard, arrival.group, page) for page, _ in filled]
+                pool = self._copier.write(pools[arrival.group], arrival.group, places, [data for _, data in filled])
+                pools = (*pools[: arrival.group], pool, *pools[arrival.group + 1 :])
         return pools
 
-    def _promote_shard(self, pools: Pools, shard: int, waiting: list[Request]) -> Pools:
-        """Looks at no more requests than have a slot and, by their known tokens, pages."""
-        scheduler = self._schedulers[shard]
-        cache, config = scheduler.cache, scheduler.config
-        room = [group.pool.available for group in cache.groups]
-        waiting.sort(key=lambda request: request.priority)
-        for place, request in enumerate(waiting[: config.max_running - scheduler.num_running]):
-            need = cache.pages_needed(request.num_known + 1, config.prefill_chunk)
-            room = [have - want for have, want in zip(room, need, strict=True)]
-            if place > 0 and min(room) < 0:
-                break
-            # Once a wait: what is evicted again before the request starts is computed.
-            if self._promoted.get(request) != request.metrics.preemptions:
-                pools = self._promote_request(pools, shard, cache, request)
-        return pools
+    # Deleting
 
-    def _promote_request(self, pools: Pools, shard: int, cache: KVCache, request: Request) -> Pools:
-        fetched: dict[BlockKey, tuple[bytes, Tier]] = {}
-        lost: set[BlockKey] = set()
+    def discard(self, names: Sequence[bytes]) -> None:
+        """Deletes blocks of these names in every tier beyond the device."""
+        groups = range(len(self._schedulers[0].cache.groups))
+        self.stack.discard([(group, name) for group in groups for name in names])
 
-        def is_stored(key: BlockKey) -> bool:
-            return key in fetched or (key not in lost and key in self.stack)
-
-        while (promotion := plan_promotion(cache, request, is_stored)) is not None:
-            wanted = (key for key in promotion.keys if key not in fetched)
-            missing = next((key for key in wanted if not self._fetch(key, fetched)), None)
-            if missing is None:
-                break
-            lost.add(missing)
-        if promotion is None:
-            return pools
-        self._promoted[request] = request.metrics.preemptions
-        self._count(promotion, fetched, cache.page_size)
-        filled = restore(cache, promotion)
-        self.save_evicted(pools)
-        return tuple(
-            self._fill(pool, shard, group, pages, promotion, fetched)
-            for group, (pool, pages) in enumerate(zip(pools, filled, strict=True))
-        )
-
-    def _fetch(self, key: BlockKey, fetched: dict[BlockKey, tuple[bytes, Tier]]) -> bool:
-        found = self.stack.get(key)
-        if found is None or len(found[0]) != self._copier.block_bytes(key[0]):
-            return False
-        fetched[key] = found
-        return True
-
-    def _fill(
-        self,
-        pool: Array,
-        shard: int,
-        group: int,
-        filled: list[tuple[int, int]],
-        promotion: Promotion,
-        fetched: dict[BlockKey, tuple[bytes, Tier]],
-    ) -> Array:
-        for start in range(0, len(filled), PAGES_PER_CALL):
-            part = filled[start : start + PAGES_PER_CALL]
-            blocks = [fetched[group, promotion.names[block]][0] for block, _ in part]
-            pool = self._copier.write(pool, group, [self._place(shard, group, page) for _, page in part], blocks)
-            self._bytes_in += sum(map(len, blocks))
-        return pool
-
-    def _count(self, promotion: Promotion, fetched: dict[BlockKey, tuple[bytes, Tier]], page_size: int) -> None:
-        """A block counts once, for the slowest tier that held a group's part of it."""
-        order = {tier.name: rank for rank, tier in enumerate(self.stack.tiers)}
-        slowest: dict[bytes, str] = {}
-        for key in promotion.keys:
-            name = fetched[key][1].name
-            if order[name] >= order[slowest.get(key[1], name)]:
-                slowest[key[1]] = name
-        for name in slowest.values():
-            self._hit_tokens[name] += page_size
+    def delete_tenant(self, tag: bytes) -> None:
+        """Deletes the blocks whose names begin with `tag` in every tier beyond the device."""
+        for pages in (self._evicted, self._published):
+            pages[:] = [page for page in pages if not page.key[1].startswith(tag)]
+        self.stack.delete_tenant(tag)
 
     # Figures, end
 
     def stats(self) -> dict[str, int]:
         """`kv_<tier>.*`: hit_tokens, bytes, blocks, evictions, digest_failures and more; bytes moved in and out."""
-        tokens = {f"kv_{name}.hit_tokens": count for name, count in self._hit_tokens.items()}
-        moved = {"kv_promoted_bytes": self._bytes_in, "kv_demoted_bytes": self._bytes_out}
-        return {**self.stack.stats(), **tokens, **moved}
+        return {**self.stack.stats(), **self.promoter.stats(), "kv_demoted_bytes": self._bytes_out}
 
     def memory(self) -> dict[str, int]:
         """Bytes of KV in each tier: `host_kv`, `disk_kv`."""
@@ -254,8 +230,10 @@ class KVTiering:
         if self._is_closed:
             return
         self._is_closed = True
+        self.promoter.close()
         if any(tier.is_durable for tier in self.stack.tiers):
             self.save_evicted(pools)
+            self._save_published(pools, 1)
             self.save_cached(pools)
         self.stack.close()
 

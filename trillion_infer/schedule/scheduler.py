@@ -58,6 +58,7 @@ class Scheduler:
         self._planned: list[Row] = []
         self._reserved: set[Request] = set()
         self._awaited: dict[Request, bytes] = {}
+        self._on_hold: set[Request] = set()
         # The waiting request that did not fit: looked at again when pages were given back, by a request that left
         # or by a prefill chunk that moved out of a window.
         self._blocked: Request | None = None
@@ -126,10 +127,18 @@ class Scheduler:
             self._lengths.record(len(request.output_ids))
         request.status = status
         self._awaited.pop(request, None)
+        self._on_hold.discard(request)
         if self._blocked is request:
             self._blocked = None
         del self._requests[request.request_id]
         self._ranks.remove(request)
+
+    def hold(self, request: Request, is_held: bool = True) -> None:
+        """Pass a waiting request over, while its prefix is on its way from a tier, until it is let go again."""
+        if is_held:
+            self._on_hold.add(request)
+        else:
+            self._on_hold.discard(request)
 
     def adopt(self, request: Request, num_computed: int) -> int | None:
         """Run a request whose first `num_computed` positions another pool has computed, past the queue.
@@ -329,6 +338,8 @@ class Scheduler:
         for request in self._candidates():
             if not self._free_slots or step.room_for_prefill < 1:
                 return
+            if request in self._on_hold:
+                continue
             if request.num_in_flight > 0 or (request is self._blocked and not self._chunk_in_flight):
                 return
             if self._should_await(request):

@@ -57,6 +57,8 @@ class Tier(ABC):
     name: str
     is_durable = False
     """Its blocks outlive the process."""
+    is_instant = False
+    """`lookup` asks nobody outside this process."""
     is_shared = False
     """Other processes read it as soon as it is written: it gets every block, not only what the tier above gives up."""
     is_down = False

@@ -37,11 +37,6 @@ def plan_promotion(cache: KVCache, request: Request, is_stored: Callable[[BlockK
     return None
 
 
-def restore(cache: KVCache, promotion: Promotion) -> tuple[list[tuple[int, int]], ...]:
-    """Make the promoted blocks present; (block, page) of those to fill, by group. May evict other blocks."""
-    return tuple(group.restore(promotion.names, promotion.count) for group in cache.groups)
-
-
 def _usable(
     group: GroupPages, number: int, names: Sequence[bytes], is_stored: Callable[[BlockKey], bool]
 ) -> list[bool]:

@@ -3,23 +3,38 @@
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from trillion_infer.cache.tiers.base import BlockKey, StoredBlock, Tier, digest_of
 
 IN_FLIGHT_LIMIT = 1 << 28
 """Bytes that may wait to be stored; a block evicted beyond is lost, and counted."""
 
+NEW_SHARE = 0.3
+"""Weight of the newest measurement of a tier's speed."""
+
 _log = logging.getLogger(__name__)
 
 Reader = Callable[[], Sequence[bytes]]
 
 
-class TierStack:
-    """Blocks go to the first tier in the background; what a tier gives up goes to the next one.
+@dataclass(frozen=True)
+class _Job:
+    keys: list[BlockKey]
+    read: Reader
+    num_bytes: int
+    only_shared: bool
+    done: threading.Event
 
-    tiers: at least one, all for the same model and layout. One thread submits and reads; the stack's own thread
-    stores.
+
+class TierStack:
+    """Blocks go to the first tier and to those that are shared, in the background; what a tier gives up goes to the
+    next one.
+
+    tiers: at least one, all for the same model and layout. One thread submits, one reads (they may be the same); the
+    stack's own thread stores.
     """
 
     def __init__(self, tiers: Sequence[Tier]):
@@ -28,8 +43,9 @@ class TierStack:
         self._arriving: dict[BlockKey, threading.Event] = {}
         self._in_flight = 0
         self._dropped = 0
+        self._seconds_per_byte: dict[str, float] = {}
         self._lock = threading.Lock()
-        self._jobs: queue.Queue[tuple[list[BlockKey], Reader, int, threading.Event] | None] = queue.Queue()
+        self._jobs: queue.Queue[_Job | None] = queue.Queue()
         self._thread = threading.Thread(target=self._run, name="kv-tiers", daemon=True)
         self._thread.start()
 
@@ -40,10 +56,15 @@ class TierStack:
         """The block is in the first tier or on its way there, so that it need not be stored again."""
         return key in self._arriving or key in self.tiers[0]
 
-    def refresh(self) -> None:
-        """Learn of blocks that other processes stored."""
-        for tier in self.tiers:
-            tier.refresh()
+    @property
+    def is_shared(self) -> bool:
+        """Some tier wants every block as soon as it is computed."""
+        return any(tier.is_shared for tier in self.tiers)
+
+    @property
+    def is_instant(self) -> bool:
+        """`locate` asks nobody outside this process."""
+        return all(tier.is_instant for tier in self.tiers)
 
     def can_take(self, num_bytes: int) -> bool:
         return self._in_flight + num_bytes <= IN_FLIGHT_LIMIT
@@ -52,25 +73,67 @@ class TierStack:
         """Count blocks that were not submitted because too much is in flight."""
         self._dropped += count
 
-    def submit(self, keys: Sequence[BlockKey], read: Reader, num_bytes: int) -> None:
-        """Store blocks whose bytes `read` gives, in the order of `keys`; it is called in the background, once."""
+    def submit(self, keys: Sequence[BlockKey], read: Reader, num_bytes: int, only_shared: bool = False) -> None:
+        """Store blocks whose bytes `read` gives, in the order of `keys`; it is called in the background, once.
+
+        only_shared: leave the other tiers out.
+        """
         done = threading.Event()
         for key in keys:
             self._arriving[key] = done
         with self._lock:
             self._in_flight += num_bytes
-        self._jobs.put((list(keys), read, num_bytes, done))
+        self._jobs.put(_Job(list(keys), read, num_bytes, only_shared, done))
 
-    def get(self, key: BlockKey) -> tuple[bytes, Tier] | None:
-        """A block's bytes, intact, and the tier that had them; None if no tier has. Waits for one that is arriving."""
-        arriving = self._arriving.get(key)
-        if arriving is not None:
-            arriving.wait()
+    def locate(self, keys: Sequence[BlockKey]) -> dict[BlockKey, Tier]:
+        """The first tier that has each key, or will have it shortly; keys that none has are left out."""
+        found = {key: self.tiers[0] for key in keys if key in self._arriving}
         for tier in self.tiers:
-            data = tier.get(key)
-            if data is not None:
-                return data, tier
-        return None
+            left = [key for key in keys if key not in found]
+            if left:
+                found |= dict.fromkeys(tier.lookup(left), tier)
+        return found
+
+    def read(self, keys: Sequence[BlockKey], found: dict[BlockKey, Tier]) -> list[tuple[bytes, Tier] | None]:
+        """Intact bytes of located blocks with the tier that had them, None for those that were lost.
+
+        Waits for blocks that are arriving. A block that moved on since it was located is looked for further down.
+        """
+        for key in keys:
+            arriving = self._arriving.get(key)
+            if arriving is not None:
+                arriving.wait()
+        contents: dict[BlockKey, tuple[bytes, Tier]] = {}
+        for tier in self.tiers:
+            wanted = [key for key in keys if key not in contents and (found.get(key) is tier or key in tier)]
+            if wanted:
+                contents |= self._read_from(tier, wanted)
+        return [contents.get(key) for key in keys]
+
+    def _read_from(self, tier: Tier, keys: Sequence[BlockKey]) -> dict[BlockKey, tuple[bytes, Tier]]:
+        begun = time.perf_counter()
+        contents = tier.get_many(keys)
+        seconds, size = time.perf_counter() - begun, sum(len(data) for data in contents if data is not None)
+        if size:
+            old = self._seconds_per_byte.get(tier.name, seconds / size)
+            self._seconds_per_byte[tier.name] = (1 - NEW_SHARE) * old + NEW_SHARE * seconds / size
+        return {key: (data, tier) for key, data in zip(keys, contents, strict=True) if data is not None}
+
+    def seconds_per_byte(self, tier: Tier) -> float | None:
+        """What reading from a tier has taken, latency included; None before the first read."""
+        return self._seconds_per_byte.get(tier.name)
+
+    def discard(self, keys: Sequence[BlockKey]) -> None:
+        """Delete blocks in every tier."""
+        self.flush()
+        for tier in self.tiers:
+            tier.discard(keys)
+
+    def delete_tenant(self, tag: bytes) -> None:
+        """Delete a tenant's blocks in every tier."""
+        self.flush()
+        for tier in self.tiers:
+            tier.delete_tenant(tag)
 
     def flush(self) -> None:
         """Returns when all that was submitted is stored."""
@@ -88,36 +151,40 @@ class TierStack:
                     below.put(batch)
                     batch = []
             below.put(batch)
+        for tier in self.tiers:
+            tier.close()
 
     def stats(self) -> dict[str, int]:
-        """Figures of each tier as `kv_<tier>.<figure>`."""
+        """Figures of each tier as `kv_<tier>.<figure>`, `read_kb_s` among them; blocks dropped, bytes in flight."""
         figures = {f"kv_{tier.name}.{name}": value for tier in self.tiers for name, value in tier.stats().items()}
-        return {**figures, "kv_dropped": self._dropped}
+        speeds = {f"kv_{name}.read_kb_s": round(1e-3 / max(s, 1e-12)) for name, s in self._seconds_per_byte.items()}
+        return {**figures, **speeds, "kv_dropped": self._dropped, "kv_in_flight_bytes": self._in_flight}
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
-            keys, read, num_bytes, done = job
             try:
-                self._store(keys, read())
+                self._store(job, job.read())
             except Exception:
-                self._dropped += len(keys)
-                _log.exception("KV tiers: %d blocks could not be stored", len(keys))
+                self._dropped += len(job.keys)
+                _log.exception("KV tiers: %d blocks could not be stored", len(job.keys))
             finally:
-                for key in keys:
-                    if self._arriving.get(key) is done:
+                for key in job.keys:
+                    if self._arriving.get(key) is job.done:
                         del self._arriving[key]
                 with self._lock:
-                    self._in_flight -= num_bytes
-                done.set()
+                    self._in_flight -= job.num_bytes
+                job.done.set()
                 self._jobs.task_done()
         self._jobs.task_done()
 
-    def _store(self, keys: Sequence[BlockKey], contents: Sequence[bytes]) -> None:
+    def _store(self, job: _Job, contents: Sequence[bytes]) -> None:
         blocks = [
             StoredBlock(key, data, digest_of(self._fingerprint, key, data))
-            for key, data in zip(keys, contents, strict=True)
+            for key, data in zip(job.keys, contents, strict=True)
         ]
+        spilled: Sequence[StoredBlock] = [] if job.only_shared else blocks
         for tier in self.tiers:
-            if not blocks:
-                return
-            blocks = tier.put(blocks)
+            if tier.is_shared and spilled is not blocks:
+                spilled = [*blocks, *spilled]
+            if spilled:
+                spilled = tier.put(spilled)
