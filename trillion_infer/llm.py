@@ -29,6 +29,7 @@ from trillion_infer.engine.many_hosts import FollowingEngine, check_options, pla
 from trillion_infer.engine.memory import with_unaccounted
 from trillion_infer.generation.generator import Generator, TextStream
 from trillion_infer.generation.prompts import Prompt, PromptReader
+from trillion_infer.generation.sessions import Sessions
 from trillion_infer.models import read_family
 from trillion_infer.text.tokenizer import Tokenizer
 from trillion_infer.weights.checkpoint import Checkpoint, open_checkpoint
@@ -59,6 +60,8 @@ class LLM:
       host_kv: bytes of host memory, disk_kv: "FOLDER:BYTES", for KV that the device gives up. What disk_kv holds is
         found again by the next LLM of the same model and dtype; `close` stores what is still on the device.
       store: "mooncake://HOST:PORT", or a folder as fsspec names it ("file:///mnt/kv"), for KV that LLMs share.
+      sessions: folder of saved sessions; None: beside the blocks of disk_kv. keep_alive: seconds for which a session's
+        KV is pinned on the device after a turn.
       speculate: drafters of speculative decoding, joined by commas: ngram | suffix | grammar.
       seed: of requests that name none.
       attention: backend of the attention ops: auto | reference | pallas | tpu | gpu | cpu.
@@ -93,6 +96,8 @@ class LLM:
         host_kv: float = 0,
         disk_kv: str | None = None,
         store: str | None = None,
+        sessions: str | None = None,
+        keep_alive: float = 300.0,
         speculate: str | None = None,
         seed: int = 0,
         attention: str = "auto",
@@ -177,7 +182,14 @@ class LLM:
             seed=engine_config.seed,
             penalties=engine_config.penalties,
         )
-        self.generator = Generator(self.engine, reader)  # pyright: ignore[reportArgumentType]
+        self.sessions = Sessions(
+            self.engine,  # pyright: ignore[reportArgumentType]
+            self.tokenizer,
+            fingerprint.hex(),
+            engine_config.session_folder,
+            engine_config.keep_alive,
+        )
+        self.generator = Generator(self.engine, reader, self.sessions)  # pyright: ignore[reportArgumentType]
         self._ids = itertools.count()
         self._template = None
         if startup_trace:
@@ -205,17 +217,20 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        session_id: str | Sequence[str] | None = None,
     ) -> list[RequestOutput]:
         """Completes one prompt or many, batched; outputs come in the order of the prompts.
 
         A prompt is text, a list of token ids, or {"prompt": …} | {"prompt_token_ids": …}. `sampling_params` is one
-        for all or one each. Raises InvalidRequestError (a ValueError) before anything runs if a prompt is refused.
+        for all or one each. `session_id`: of one prompt, or one each: the sessions whose next turns they are; a text
+        that goes on from a session's turns extends their exact ids. Raises InvalidRequestError (a ValueError) before
+        anything runs if a prompt is refused.
         """
         batch = _as_batch(prompts)
         params = _params_for(batch, sampling_params)
         prepared = [
-            self.generator.prepare(f"generate-{next(self._ids)}", prompt, each)
-            for prompt, each in zip(batch, params, strict=True)
+            self.generator.prepare(f"generate-{next(self._ids)}", prompt, each, session_id=session)
+            for prompt, each, session in zip(batch, params, _sessions_for(batch, session_id), strict=True)
         ]
         ids = [state.request_id for state, _ in prepared]
         try:
@@ -237,6 +252,7 @@ class LLM:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        session_id: str | Sequence[str] | None = None,
     ) -> list[RequestOutput]:
         """Answers one conversation, or a list of them, rendered by the model's own chat template."""
         if not messages:
@@ -248,7 +264,7 @@ class LLM:
             "continue_final_message": continue_final_message,
             **(chat_template_kwargs or {}),
         }
-        return self.generate([self.render_chat(each, **options) for each in conversations], sampling_params)
+        return self.generate([self.render_chat(each, **options) for each in conversations], sampling_params, session_id)
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
         """The prompt text of a conversation; `options` as ChatTemplate.render."""
@@ -288,7 +304,9 @@ class LLM:
                 if isinstance(entry, str):
                     self.generator.abort(entry)
 
-    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> TextStream:
+    def stream(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, session_id: str | None = None
+    ) -> TextStream:
         """An iterator over the completion's text as it comes; together the pieces are the text `generate` gives.
 
         The prompt is checked at once; leaving the iterator early ends the request.
@@ -296,13 +314,17 @@ class LLM:
         params = sampling_params or SamplingParams()
         if params.n != 1:
             raise InvalidRequestError(f"stream gives one completion and n is {params.n}; use generate.", param="n")
-        return TextStream(self.generator, f"stream-{next(self._ids)}", prompt, params)
+        return TextStream(self.generator, f"stream-{next(self._ids)}", prompt, params, session_id=session_id)
 
     def stream_chat(
-        self, messages: Sequence[Mapping[str, Any]], sampling_params: SamplingParams | None = None, **options: Any
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        sampling_params: SamplingParams | None = None,
+        session_id: str | None = None,
+        **options: Any,
     ) -> TextStream:
         """`stream` of a conversation; `options` as ChatTemplate.render."""
-        return self.stream(self.render_chat(messages, **options), sampling_params)
+        return self.stream(self.render_chat(messages, **options), sampling_params, session_id)
 
     def stats(self) -> dict[str, float]:
         """Counters: requests by state, steps, compilations, pages, prefix hits, drafts and what stood of them."""
@@ -366,6 +388,16 @@ def _as_batch(prompts: Any) -> list[Any]:
     if not batch:
         return []
     return batch if isinstance(batch[0], str | Mapping | Sequence) or hasattr(batch[0], "__len__") else [batch]
+
+
+def _sessions_for(batch: list[Any], session_id: str | Sequence[str] | None) -> list[str | None]:
+    given = [session_id] * len(batch) if session_id is None else [session_id]
+    sessions = given if isinstance(session_id, str) or session_id is None else list(session_id)
+    if len(sessions) != len(batch):
+        raise InvalidRequestError(f"{len(sessions)} session_id for {len(batch)} prompts; give one each.")
+    if len({session for session in sessions if session is not None}) < len([s for s in sessions if s is not None]):
+        raise InvalidRequestError("One session_id is given for two prompts; turns come one after the other.")
+    return sessions
 
 
 def _params_for(batch: list[Any], params: Any) -> list[SamplingParams]:

@@ -214,6 +214,13 @@ class GroupPages:
                 self.pool.forget(block)
             self.index.drop(block)
 
+    def forget_each(self, names: Sequence[bytes]) -> None:
+        """Drop blocks; pages that requests hold lose their name only."""
+        for block in [block for name in names if (block := self.index.find(name)) is not None]:
+            if not self.pool.is_leased(block.page):
+                self.pool.forget(block)
+            self.index.drop(block)
+
     def _release(self, page: int) -> None:
         self.pool.release(page, self.index.block_at(page))
 

@@ -204,6 +204,19 @@ class KVCache:
         for group in self.groups:
             group.forget_names(prefix)
 
+    def forget_each(self, names: Sequence[bytes]) -> None:
+        """As `forget`, for blocks of these names."""
+        for group in self.groups:
+            group.forget_each(names)
+
+    def names_of(self, token_ids: Sequence[int], salt: str) -> list[bytes]:
+        """Names of the whole blocks of a sequence."""
+        names: list[bytes] = []
+        for start in range(0, len(token_ids) // self.page_size * self.page_size, self.page_size):
+            parent = names[-1] if names else self._namer.root(salt)
+            names.append(self._namer.next(parent, token_ids[start : start + self.page_size]))
+        return names
+
     def tag(self, salt: str) -> bytes:
         """What the names of a tenant's blocks begin with."""
         return self._namer.tag(salt)

@@ -26,6 +26,7 @@ class EngineConfig:
     kv_memory: bytes (above 1) or a fraction of what is free (up to 1); None: all that the compiled programs leave.
     host_kv, disk_kv: bytes of host memory, and FOLDER:BYTES of disk, for KV that the pools give up.
     store: URL of a store that processes share, for all KV.
+    sessions: folder of saved sessions. keep_alive: seconds for which a session's KV is pinned after a turn.
     speculate: drafters joined by commas: ngram, suffix, grammar; None: none.
     attention: backend of the attention ops. precompile: compile every bucket before the first request.
     compile_cache: folder of XLA's own cache, "" for none. bundle: folder of executable bundles, "" for none; None:
@@ -48,6 +49,8 @@ class EngineConfig:
     host_kv: float = 0
     disk_kv: str | None = None
     store: str | None = None
+    sessions: str | None = None
+    keep_alive: float = 300.0
     seed: int = 0
     attention: str = "auto"
     precompile: bool = True
@@ -78,6 +81,8 @@ class EngineConfig:
             parse_store(self.store)
         if self.has_tiers and not self.prefix_caching:
             raise ConfigError("host_kv, disk_kv and store keep prefixes and prefix_caching is False; leave one out.")
+        if not isinstance(self.keep_alive, int | float) or isinstance(self.keep_alive, bool) or self.keep_alive < 0:
+            raise ConfigError(f"keep_alive is {self.keep_alive!r}; it must be a number of seconds, 0 or more.")
         memory = self.kv_memory
         if memory is not None and not (isinstance(memory, int | float) and not isinstance(memory, bool) and memory > 0):
             raise ConfigError(f"kv_memory is {memory!r}; it must be bytes, a fraction in (0, 1], or None.")
@@ -88,6 +93,13 @@ class EngineConfig:
     def has_tiers(self) -> bool:
         """KV is kept beyond device memory."""
         return bool(self.host_kv or self.disk_kv or self.store)
+
+    @property
+    def session_folder(self) -> Path | None:
+        """Where sessions are saved: `sessions`, or beside the blocks on disk; None where neither is given."""
+        if self.sessions:
+            return Path(self.sessions).expanduser()
+        return parse_disk(self.disk_kv).folder / "sessions" if self.disk_kv else None
 
     @property
     def compile_cache_folder(self) -> str | None:

@@ -13,6 +13,14 @@ class InvalidRequestError(TrillionInferError, ValueError):
         self.param = param
 
 
+class SessionError(InvalidRequestError):
+    """A saved session cannot be used here: it is of another model, or damaged."""
+
+
+class UnknownSessionError(SessionError):
+    """There is no session of this name (HTTP 404)."""
+
+
 class ConfigError(TrillionInferError, ValueError):
     """An option of the engine, the mesh or the cache is out of its range, or two of them contradict."""
 

@@ -44,6 +44,8 @@ class Request:
     priority: int = 0
     cache_salt: str = ""
     adapter: str = ""
+    session_id: str = ""
+    """The session whose next turn this is, "" for none."""
     seed: int = 0
     needs_known_tokens: bool = False
     """The next step depends on the value of the last token (grammar, multi-token bad words): never run ahead."""

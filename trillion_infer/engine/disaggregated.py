@@ -235,6 +235,31 @@ class DisaggregatedEngine:
             return True
         return False
 
+    # Blocks by name, for sessions and tenants
+
+    def pin(self, names: Sequence[bytes], count: int = 1) -> None:
+        for engine in self.engines:
+            engine.pin(names, count)
+
+    def demote(self, names: Sequence[bytes]) -> None:
+        for engine in self.engines:
+            engine.demote(names)
+
+    def persist(self, names: Sequence[bytes]) -> None:
+        for engine in self.engines:
+            engine.persist(names)
+
+    def discard(self, names: Sequence[bytes]) -> None:
+        for engine in self.engines:
+            engine.discard(names)
+
+    def delete_tenant(self, salt: str) -> None:
+        for engine in self.engines:
+            engine.delete_tenant(salt)
+
+    def block_names(self, token_ids: Sequence[int], salt: str) -> list[bytes]:
+        return self.decode[0].block_names(token_ids, salt)
+
     # Figures
 
     def stats(self) -> dict[str, float]:

@@ -111,8 +111,16 @@ class Engine:
         return bool(self._owner) or bool(self._pending)
 
     def add(self, request: Request) -> None:
-        """Queue a request with the data shard that has the fewest. Raises what Scheduler.add raises."""
-        scheduler = min(self.schedulers, key=lambda s: s.num_running + s.num_waiting)
+        """Queue a request with the data shard that has the fewest, a session's with the one that has most of its KV.
+
+        Raises what Scheduler.add raises.
+        """
+
+        def rank(scheduler: Scheduler) -> tuple[int, int]:
+            hit = scheduler.cache.match(request) if request.session_id and len(self.schedulers) > 1 else 0
+            return -hit, scheduler.num_running + scheduler.num_waiting
+
+        scheduler = min(self.schedulers, key=rank)
         scheduler.add(request)
         self._owner[request.request_id] = scheduler
         if self.tiering is not None:
@@ -169,6 +177,44 @@ class Engine:
 
     def wake_by(self, wake: Callable[[], None]) -> None:
         """Takes a function that wakes a sleeping loop; work comes by `add` alone here, so it is not needed."""
+
+    # Blocks by name, for sessions and tenants
+
+    def pin(self, names: Sequence[bytes], count: int = 1) -> None:
+        """Evict these blocks after all others; `count` -1 takes it back."""
+        for scheduler in self.schedulers:
+            scheduler.cache.pin(names, count)
+
+    def demote(self, names: Sequence[bytes]) -> None:
+        """Copy these blocks to the tiers beyond the device and give up their pages first; without tiers, nothing."""
+        if self.tiering is not None:
+            self.tiering.save_cached(self.pools, names)
+            for scheduler in self.schedulers:
+                scheduler.cache.supersede(names)
+
+    def persist(self, names: Sequence[bytes]) -> None:
+        """Copy these blocks to a tier that outlives the process, if there is one."""
+        if self.tiering is not None:
+            self.tiering.persist(self.pools, names)
+
+    def discard(self, names: Sequence[bytes]) -> None:
+        """Delete these blocks in every tier; what requests hold is not shared any more."""
+        for scheduler in self.schedulers:
+            scheduler.cache.forget_each(names)
+        if self.tiering is not None:
+            self.tiering.discard(names)
+
+    def delete_tenant(self, salt: str) -> None:
+        """Delete the blocks of a tenant in every tier; what its requests hold is not shared any more."""
+        tag = self.schedulers[0].cache.tag(salt)
+        for scheduler in self.schedulers:
+            scheduler.cache.forget(tag)
+        if self.tiering is not None:
+            self.tiering.delete_tenant(tag)
+
+    def block_names(self, token_ids: Sequence[int], salt: str) -> list[bytes]:
+        """Names of the whole blocks of a sequence."""
+        return self.schedulers[0].cache.names_of(token_ids, salt)
 
     def queued_tokens(self) -> int:
         """Prompt tokens not yet computed, over all requests."""

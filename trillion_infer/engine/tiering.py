@@ -171,6 +171,12 @@ class KVTiering:
                     self._save(pools[number], number, blocks[start : start + PAGES_PER_CALL])
                     self.stack.flush()
 
+    def persist(self, pools: Pools, names: Sequence[bytes]) -> None:
+        """Copies blocks of these names, wherever they are, to the first tier that outlives the process."""
+        self.save_cached(pools, set(names))
+        groups = range(len(self._schedulers[0].cache.groups))
+        self.stack.persist([(group, name) for group in groups for name in names])
+
     def _save(self, pool: Array, group: int, pages: Sequence[_Page], only_shared: bool = False) -> None:
         for start in range(0, len(pages), PAGES_PER_CALL):
             part = pages[start : start + PAGES_PER_CALL]

@@ -13,13 +13,20 @@ from trillion_infer.engine.engine import Engine, TokenEvent
 from trillion_infer.engine.handoff.worker import HandoffEngine
 from trillion_infer.generation.outputs import CompletionText, Delta, PromptState, name_tokens
 from trillion_infer.generation.prompts import Prompt, PromptReader
+from trillion_infer.generation.sessions import Sessions
 
 
 class Generator:
     """Tracks prompts by id from `add` until their last delta; then `take` gives the whole output once."""
 
-    def __init__(self, engine: Engine | DisaggregatedEngine | HandoffEngine, reader: PromptReader):
+    def __init__(
+        self,
+        engine: Engine | DisaggregatedEngine | HandoffEngine,
+        reader: PromptReader,
+        sessions: Sessions | None = None,
+    ):
         self.engine, self.reader = engine, reader
+        self.sessions = sessions or Sessions(engine, reader.tokenizer, "")
         self._prompts: dict[str, PromptState] = {}
         self._texts: dict[Request, tuple[PromptState, CompletionText]] = {}
         self._followed: dict[str, deque[Delta]] = {}
@@ -37,12 +44,22 @@ class Generator:
         priority: int = 0,
         cache_salt: str = "",
         peers: tuple[str, ...] = (),
+        session_id: str | None = None,
     ) -> tuple[PromptState, list[Request]]:
-        """Everything that can be refused about a prompt, checked, without side effects. peers: see Request."""
+        """Everything that can be refused about a prompt, checked, without side effects. peers: see Request.
+
+        session_id: the session whose next turn this is; a text that goes on from its turns extends their exact ids.
+        """
         if request_id in self._prompts:
             raise InvalidRequestError(f"request id {request_id!r} is in use; choose another.", param="request_id")
         text, ids = self.reader.read(prompt)
-        requests = self.reader.requests(request_id, ids, params, priority=priority, cache_salt=cache_salt)
+        if session_id is not None:
+            ids = self.sessions.extend(session_id, cache_salt, text, ids)
+            if params.n != 1:
+                raise InvalidRequestError(f"A turn of a session has one answer and n is {params.n}.", param="n")
+        requests = self.reader.requests(
+            request_id, ids, params, priority=priority, cache_salt=cache_salt, session_id=session_id or ""
+        )
         for request in requests:
             request.peers = peers
         texts = [CompletionText(request, i, self.reader.tokenizer) for i, request in enumerate(requests)]
@@ -56,9 +73,13 @@ class Generator:
             for request in requests:
                 self.engine.add(request)
                 queued.append(request)
+                if request.session_id:
+                    self.sessions.begin(request)
         except Exception:
             for request in queued:
                 self.engine.abort(request.request_id)
+                if request.session_id:
+                    self.sessions.end(request, state.prompt)
             raise
         self._prompts[state.request_id] = state
         for request, text in zip(requests, state.texts, strict=True):
@@ -81,6 +102,7 @@ class Generator:
 
     def step(self) -> list[Delta]:
         """One engine step; what it added, in order of each sequence's tokens."""
+        self.sessions.tick()
         deltas = [self._receive(event) for event in self.engine.step() if event.request in self._texts]
         for delta in deltas:
             if delta.request_id in self._followed:
@@ -120,6 +142,8 @@ class Generator:
     def _close(self, request: Request, status: Status, reason: int | str | None) -> str:
         state, text = self._texts.pop(request)
         state.live -= 1
+        if request.session_id:
+            self.sessions.end(request, state.prompt)
         return text.close(status, reason)
 
     def output(self, request_id: str) -> RequestOutput:
@@ -135,8 +159,10 @@ class Generator:
 class TextStream:
     """Text of one completion as it comes. `output` is the output so far, whole once the iterator has ended."""
 
-    def __init__(self, generator: Generator, request_id: str, prompt: Prompt, params: SamplingParams):
-        generator.add(request_id, prompt, params)
+    def __init__(
+        self, generator: Generator, request_id: str, prompt: Prompt, params: SamplingParams, **options: object
+    ):
+        generator.add(request_id, prompt, params, **options)
         self._generator, self.request_id = generator, request_id
         self._output: RequestOutput | None = None
         self._deltas = generator.follow(request_id)

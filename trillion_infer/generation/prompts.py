@@ -72,7 +72,14 @@ class PromptReader:
         return checked
 
     def requests(
-        self, request_id: str, ids: list[int], params: SamplingParams, *, priority: int = 0, cache_salt: str = ""
+        self,
+        request_id: str,
+        ids: list[int],
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+        session_id: str = "",
     ) -> list[Request]:
         """One request for each of the `n` completions. Raises InvalidRequestError when it can never fit the context."""
         if not isinstance(params, SamplingParams):
@@ -108,6 +115,7 @@ class PromptReader:
                 eos_ids=self.eos_ids,
                 priority=priority,
                 cache_salt=cache_salt,
+                session_id=session_id,
                 needs_known_tokens=sampling.needs_last_tokens or grammar is not None,
                 sampling=sampling,
                 grammar=grammar,

@@ -12,6 +12,7 @@ from trillion_infer.cache.tiers.base import BlockKey, StoredBlock, Tier, digest_
 IN_FLIGHT_LIMIT = 1 << 28
 """Bytes that may wait to be stored; a block evicted beyond is lost, and counted."""
 
+PERSIST_BATCH = 64
 NEW_SHARE = 0.3
 """Weight of the newest measurement of a tier's speed."""
 
@@ -122,6 +123,18 @@ class TierStack:
     def seconds_per_byte(self, tier: Tier) -> float | None:
         """What reading from a tier has taken, latency included; None before the first read."""
         return self._seconds_per_byte.get(tier.name)
+
+    def persist(self, keys: Sequence[BlockKey]) -> None:
+        """Copy blocks to the first tier that outlives the process, if there is one."""
+        durable = next((tier for tier in self.tiers if tier.is_durable), None)
+        self.flush()
+        if durable is None:
+            return
+        for start in range(0, len(keys), PERSIST_BATCH):
+            part = [key for key in keys[start : start + PERSIST_BATCH] if key not in durable]
+            found = self.read(part, self.locate(part))
+            blocks = [(key, each[0]) for key, each in zip(part, found, strict=True) if each is not None]
+            durable.put([StoredBlock(key, data, digest_of(self._fingerprint, key, data)) for key, data in blocks])
 
     def discard(self, keys: Sequence[BlockKey]) -> None:
         """Delete blocks in every tier."""
