@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from trillion_infer.core.errors import TrillionInferError
 from trillion_infer.generation.generator import Generator
-from trillion_infer.serve import admin, pool, status
+from trillion_infer.serve import admin, pool, sessions, status
 from trillion_infer.serve.chat import chat_completions
 from trillion_infer.serve.completions import completions
 from trillion_infer.serve.errors import ApiError, as_api_error
@@ -31,6 +31,11 @@ _ROUTES = [
     Route("/v1/responses", responses, methods=["POST"]),
     Route("/v1/models", admin.models),
     Route("/v1/models/{name:path}", admin.model),
+    Route("/v1/sessions", sessions.list_sessions),
+    Route("/v1/sessions/{name:path}/save", sessions.save_session, methods=["POST"]),
+    Route("/v1/sessions/{name:path}/load", sessions.load_session, methods=["POST"]),
+    Route("/v1/sessions/{name:path}", sessions.delete_session, methods=["DELETE"]),
+    Route("/v1/cache", sessions.delete_cache, methods=["DELETE"]),
     Route("/tokenize", admin.tokenize, methods=["POST"]),
     Route("/detokenize", admin.detokenize, methods=["POST"]),
     Route("/abort", admin.abort, methods=["POST"]),

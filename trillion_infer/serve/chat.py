@@ -38,6 +38,7 @@ class ChatRequest:
     include_usage: bool = False
     salt: str = ""
     return_ids: bool = False
+    session_id: str | None = None
 
     @property
     def calls_before(self) -> int:
@@ -75,7 +76,7 @@ async def run_chat(server: Server, request: ChatRequest, job_id: str, caller: Ca
         return prompt, opened, replace(request.params, structured_output=structure)
 
     prompt, opened, params = await server.prepared(render)
-    return await server.run(job_id, [prompt], params, caller, request.salt), opened
+    return await server.run(job_id, [prompt], params, caller, request.salt, request.session_id), opened
 
 
 def read_chat(body: Any, server: Server) -> ChatRequest:
@@ -99,6 +100,7 @@ def read_chat(body: Any, server: Server) -> ChatRequest:
         include_usage,
         fields.take("cache_salt", str, default=""),
         fields.take("return_token_ids", bool, default=False),
+        fields.take("session_id", str),
     )
 
 

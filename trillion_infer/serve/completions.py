@@ -36,6 +36,7 @@ class CompletionRequest:
     salt: str
     return_ids: bool
     only_prompt: bool
+    session_id: str | None
 
 
 async def completions(http: HttpRequest) -> Response:
@@ -45,7 +46,12 @@ async def completions(http: HttpRequest) -> Response:
     job = await until_disconnect(
         http.receive,
         server.run(
-            new_id("cmpl", http.state.request_id), request.prompts, request.params, http.state.caller, request.salt
+            new_id("cmpl", http.state.request_id),
+            request.prompts,
+            request.params,
+            http.state.caller,
+            request.salt,
+            request.session_id,
         ),
     )
     answer = _Answer(server, request, job)
@@ -86,6 +92,7 @@ def read_completion(body: Any, server: Server) -> CompletionRequest:
         fields.take("cache_salt", str, default=""),
         fields.take("return_token_ids", bool, default=False),
         only_prompt,
+        fields.take("session_id", str),
     )
 
 

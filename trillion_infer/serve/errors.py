@@ -2,7 +2,13 @@
 
 from typing import Any
 
-from trillion_infer.core.errors import EngineDeadError, HandoffError, InvalidRequestError, QueueFullError
+from trillion_infer.core.errors import (
+    EngineDeadError,
+    HandoffError,
+    InvalidRequestError,
+    QueueFullError,
+    UnknownSessionError,
+)
 
 _TYPES = {
     400: "invalid_request_error",
@@ -45,6 +51,8 @@ def as_api_error(error: BaseException, retry_after: int = 1) -> ApiError:
     """The answer to an error raised anywhere below; what is unexpected becomes 500 without its details."""
     if isinstance(error, ApiError):
         return error
+    if isinstance(error, UnknownSessionError):
+        return ApiError(404, str(error), param="session_id", code="session_not_found")
     if isinstance(error, InvalidRequestError):
         return ApiError(400, str(error), param=error.param)
     if isinstance(error, QueueFullError):

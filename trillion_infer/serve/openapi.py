@@ -40,7 +40,7 @@ class Endpoint:
         if self.body is not None:
             found["requestBody"] = {"required": True, "content": {JSON: {"schema": self.body}}}
         if "{" in self.path:
-            name = self.path[self.path.index("{") + 1 : -1]
+            name = self.path[self.path.index("{") + 1 : self.path.index("}")]
             found["parameters"] = [{"name": name, "in": "path", "required": True, "schema": schemas.TEXT}]
         if not self.guarded:
             found["security"] = []
@@ -51,6 +51,7 @@ class Endpoint:
         return f"{self.method} {self.path}".replace("/", " ").replace("{", "").replace("}", "").title().replace(" ", "")
 
 
+_BY_NAME = (400, 404, 503)
 _BUSY = (400, 404, 429, 500, 503)
 _IGNORED: dict[str, schemas.Schema] = {name: {"description": "Taken and ignored."} for name in sorted(IGNORED)}
 
@@ -97,6 +98,19 @@ ENDPOINTS = (
     ),
     Endpoint("/detokenize", "post", "The text of token ids.", schemas.DETOKENIZED, _open(schemas.DETOKENIZE), (400,)),
     Endpoint("/abort", "post", "Ends a request by its id.", schemas.ABORTED, _open(schemas.ABORT), (400,)),
+    Endpoint("/v1/sessions", "get", "The caller's sessions, live and saved.", schemas.SESSION_LIST, errors=(503,)),
+    Endpoint("/v1/sessions/{name}/save", "post", "Saves a live session.", schemas.SESSION, errors=_BY_NAME),
+    Endpoint("/v1/sessions/{name}/load", "post", "Brings a saved session back.", schemas.SESSION, errors=_BY_NAME),
+    Endpoint(
+        "/v1/sessions/{name}",
+        "delete",
+        "Forgets a session and its blocks in every tier.",
+        schemas.SESSION_DELETED,
+        errors=_BY_NAME,
+    ),
+    Endpoint(
+        "/v1/cache", "delete", "Deletes all that the caller's key left.", schemas.CACHE_DELETED, errors=(400, 503)
+    ),
     Endpoint("/health", "get", "Whether the engine loop turns.", schemas.HEALTHY, errors=(503,), guarded=False),
     Endpoint("/metrics", "get", "Figures for Prometheus.", None, media="text/plain", guarded=False),
     Endpoint("/status", "get", "Figures of the status page.", schemas.STATUS, guarded=False),

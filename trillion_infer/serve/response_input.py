@@ -12,7 +12,7 @@ from trillion_infer.serve.tool_choice import read_tools
 _SAMPLING = "temperature top_p top_k min_p seed stop"
 FIELDS = frozenset(
     f"{_SAMPLING} model input instructions max_output_tokens tools tool_choice parallel_tool_calls text stream "
-    "stream_options reasoning truncation include background previous_response_id cache_salt".split()
+    "stream_options reasoning truncation include background previous_response_id cache_salt session_id".split()
 )
 _FUNCTION = ("name", "description", "parameters", "strict")
 
@@ -43,6 +43,7 @@ def read_response_request(body: Any, server: Server) -> ChatRequest:
         {"reasoning_effort": effort} if effort else {},
         fields.take("stream", bool, default=False),
         salt=fields.take("cache_salt", str, default=""),
+        session_id=fields.take("session_id", str),
     )
 
 

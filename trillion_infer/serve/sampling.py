@@ -11,7 +11,7 @@ SAMPLING = frozenset(
     "repetition_penalty presence_penalty frequency_penalty logit_bias bad_words ignore_eos skip_special_tokens".split()
 )
 GUIDED = frozenset("guided_json guided_regex guided_choice guided_grammar structured_outputs response_format".split())
-COMMON = SAMPLING | GUIDED | frozenset("model stream stream_options cache_salt return_token_ids".split())
+COMMON = SAMPLING | GUIDED | frozenset("model stream stream_options cache_salt session_id return_token_ids".split())
 
 
 def read_sampling(fields: Fields, **more: Any) -> SamplingParams:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from trillion_infer.core.sampling_params import INT32_MAX, MAX_LOGPROBS, MAX_SEED
+from trillion_infer.generation.sessions import MAX_NAME
 
 Schema = dict[str, Any]
 
@@ -66,6 +67,7 @@ COMMON: dict[str, Schema] = {
         additionalProperties=False,
     ),
     "cache_salt": nullable("string"),
+    "session_id": nullable("string", minLength=1, maxLength=MAX_NAME),
     "return_token_ids": nullable("boolean"),
 }
 
@@ -116,7 +118,7 @@ CHAT = body(
 RESPONSES = body(
     ("model", "input"),
     {name: SAMPLING[name] for name in ("temperature", "top_p", "top_k", "min_p", "seed", "stop")},
-    {name: COMMON[name] for name in ("model", "stream", "stream_options", "cache_salt")},
+    {name: COMMON[name] for name in ("model", "stream", "stream_options", "cache_salt", "session_id")},
     TOOL_USE,
     {
         "input": {"type": ["string", "array"]},
@@ -167,6 +169,19 @@ TOKENS = body(
 )
 DETOKENIZED = body(("prompt",), {"prompt": {"type": "string"}})
 ABORTED = body(("request_id", "aborted"), {"request_id": {"type": "string"}, "aborted": {"type": "boolean"}})
+SESSION = answer(
+    "session",
+    num_tokens=TOKEN,
+    is_live={"type": "boolean"},
+    is_saved={"type": "boolean"},
+    is_pinned={"type": "boolean"},
+    idle_s=nullable("number", minimum=0),
+)
+SESSION_LIST = body(
+    ("object", "data"), {"object": {"const": "list"}, "data": {"type": "array", "items": SESSION}}, closed=False
+)
+SESSION_DELETED = answer("session", deleted={"const": True})
+CACHE_DELETED = body(("object", "deleted"), {"object": {"const": "cache"}, "deleted": {"const": True}})
 HEALTHY = body(("status",), {"status": {"const": "ok"}})
 STATUS = body(("model", "requests", "engine"), {"model": TEXT, "requests": TOKEN, "engine": FREE}, closed=False)
 ERROR = body(

@@ -118,9 +118,18 @@ class Server:
         return await asyncio.get_running_loop().run_in_executor(self._worker, function)
 
     async def run(
-        self, job_id: str, prompts: Sequence[Prompt], params: SamplingParams, caller: Caller, salt: str = ""
+        self,
+        job_id: str,
+        prompts: Sequence[Prompt],
+        params: SamplingParams,
+        caller: Caller,
+        salt: str = "",
+        session_id: str | None = None,
     ) -> Job:
-        """A job whose prompts are queued. The caller ends it with `close`. Raises ApiError and library errors."""
+        """A job whose prompts are queued, with `session_id` (of one prompt) as the next turn of that session.
+
+        The caller ends it with `close`. Raises ApiError and library errors.
+        """
         tenant = caller.tenant
         if self.draining or self.thread.error is not None:
             why = self.health() or "the server is shutting down."
@@ -134,9 +143,10 @@ class Server:
             )
         if job_id in self.jobs:
             raise InvalidRequestError(f"request id {job_id!r} is in use; choose another.", param="request_id")
-        generator, cache_salt = self.thread.generator, f"{tenant}/{salt}" if tenant or salt else ""
-        prepare = generator.prepare
+        prepare, whole_salt = self.thread.generator.prepare, cache_salt(tenant, salt)
         many = len(prompts) > 1
+        if many and session_id is not None:
+            raise InvalidRequestError(f"session_id is of one prompt, and there are {len(prompts)}.", param="session_id")
 
         def read() -> list[Any]:
             return [
@@ -144,8 +154,9 @@ class Server:
                     f"{job_id}-{number}" if many else job_id,
                     prompt,
                     params,
-                    cache_salt=cache_salt,
+                    cache_salt=whole_salt,
                     peers=caller.peers,
+                    session_id=session_id,
                 )
                 for number, prompt in enumerate(prompts)
             ]
@@ -186,6 +197,11 @@ class Server:
             return await asyncio.wait_for(self.thread.call(self.thread.generator.engine.stats), 1.0)
         except (TimeoutError, EngineDeadError):
             return {}
+
+
+def cache_salt(tenant: str, salt: str) -> str:
+    """What keeps the KV of a tenant apart from others', and within it what goes by another salt."""
+    return f"{tenant}/{salt}" if tenant or salt else ""
 
 
 def new_id(prefix: str, request_id: str | None = None) -> str:
