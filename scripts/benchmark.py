@@ -10,6 +10,8 @@ startup: process start to first token, with an empty cache of compiled programs 
 serve: the offline requests over HTTP, all at once, streamed from a server process.
 interference (not in all): 4 streams of 256 tokens while 6 prompts of 2,000 tokens arrive, one every 2 s; one server
 without and with chunked prefill on all cores, against a prefill and a decode worker on half of the cores each.
+kv: time to first token of 2,000 tokens found in each tier and 50 new ones, in percent of computing all of them, and
+what copying KV out costs decode; not part of all. Mooncake is measured where its package is installed.
 Every run has prompts of its own, so prefix caching does not help; the best of --repeats is given.
 """
 
@@ -28,7 +30,8 @@ from trillion_infer.cli.progress import progress_bars
 WORKLOAD = flags.DEFINE_string(
     "workload",
     "all",
-    "decode, prefill, offline, startup, serve, interference, host, several with commas, or all (without the last two).",
+    "decode, prefill, offline, startup, serve, interference, host, kv, several with commas, or all (without the last "
+    "three).",
 )
 JSON = flags.DEFINE_bool("json", False, "One JSON object a line instead of a table.")
 REPEATS = flags.DEFINE_integer("repeats", 3, "Runs of each workload; the best is given.")

@@ -391,8 +391,9 @@ def _as_batch(prompts: Any) -> list[Any]:
 
 
 def _sessions_for(batch: list[Any], session_id: str | Sequence[str] | None) -> list[str | None]:
-    given = [session_id] * len(batch) if session_id is None else [session_id]
-    sessions = given if isinstance(session_id, str) or session_id is None else list(session_id)
+    sessions: list[str | None] = [None] * len(batch)
+    if session_id is not None:
+        sessions = [session_id] if isinstance(session_id, str) else list(session_id)
     if len(sessions) != len(batch):
         raise InvalidRequestError(f"{len(sessions)} session_id for {len(batch)} prompts; give one each.")
     if len({session for session in sessions if session is not None}) < len([s for s in sessions if s is not None]):

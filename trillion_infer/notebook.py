@@ -1,4 +1,4 @@
-"""Displays for notebooks: the mesh, where a weight lies, memory by holder, latency of tokens."""
+"""Displays for notebooks: the mesh, where a weight lies, memory by holder, KV by tier, latency of tokens."""
 
 from __future__ import annotations
 
@@ -73,6 +73,30 @@ def memory_chart(memory: Mapping[str, int]) -> Figure:
     axes.bar_label(bars, fmt="{:,.1f} MB", padding=4)
     axes.margins(x=0.2)
     axes.set(xlabel="MB", title=f"Memory by holder: {sum(memory.values()) / 1e6:,.0f} MB")
+    return figure
+
+
+def kv_tiers_chart(stats: Mapping[str, float]) -> Figure:
+    """Tiers of `LLM.stats()`, the fastest on top: what each holds of its budget, and the tokens it was hit for."""
+    pools = [name[: -len(".pages_total")] for name in stats if name.endswith(".pages_total")]
+    rows = [(f"device {pool}", stats[f"{pool}.pages_total"], "pages") for pool in pools]
+    used = [rows[i][1] - stats[f"{pool}.pages_free"] for i, pool in enumerate(pools)]
+    tiers = [name[3 : -len(".blocks")] for name in stats if name.startswith("kv_") and name.endswith(".blocks")]
+    rows += [(tier, stats[f"kv_{tier}.budget"] or stats[f"kv_{tier}.bytes"], "bytes") for tier in tiers]
+    used += [stats[f"kv_{tier}.bytes"] for tier in tiers]
+    figure, axes = _figure(height=1.4 + 0.5 * len(rows))
+    shares = [have / total if total else 0 for have, (_, total, _) in zip(used, rows, strict=True)]
+    found = sum(stats[f"kv_{tier}.hit_tokens"] for tier in tiers)
+    on_device = f"{max(0, stats['prefix_hit_tokens'] - found):,.0f}"
+    hits = [on_device if i == 0 else "" for i in range(len(pools))]
+    hits += [f"{stats[f'kv_{tier}.hit_tokens']:,.0f}" for tier in tiers]
+    labels = [
+        f"{have:,.0f} of {total:,.0f} {unit}" + (f", {hit} tokens hit" if hit else "")
+        for have, (_, total, unit), hit in zip(used, rows, hits, strict=True)
+    ]
+    bars = axes.barh([name for name, _, _ in rows][::-1], shares[::-1], color="tab:blue")
+    axes.bar_label(bars, labels[::-1], padding=4)
+    axes.set(xlim=(0, 1.8), xticks=[0, 0.5, 1], xlabel="share in use", title="KV by tier")
     return figure
 
 

@@ -8,6 +8,7 @@ import pytest
 from tests.engine.helpers import check_idle, greedy, tokens_of
 from tests.engine.test_equalities import SMALL, prompts_of, tight_memory
 from trillion_infer import LLM, ConfigError
+from trillion_infer.testing.mooncake import Master, master_program
 
 MODELS = ["smollm2", "gemma3_text", "deepseek_v3"]
 SESSIONS, LENGTH, LONGEST = 20, 40, 96
@@ -106,13 +107,14 @@ def test_another_mesh_finds_what_one_device_stored(talk, tmp_path, mesh):
     many.close()
 
 
-def test_random_turns_past_full_tiers_k10(talk, tmp_path):
+@pytest.mark.parametrize("count", [60, pytest.param(500, marks=pytest.mark.slow)])
+def test_random_turns_past_full_tiers_k10(talk, tmp_path, count):
     """Host and disk hold a few sessions each, so that every tier gives up blocks all the time."""
     session = -(-LONGEST // 8) * sum(layout.page_bytes for layout in talk._cold.blueprint.layouts)
     llm = talk.llm(host_kv=3 * session, disk_kv=f"{tmp_path}:{6 * session}")
     rng = random.Random(5)
     turns = [0] * SESSIONS
-    for _ in range(60):
+    for _ in range(count):
         chosen = rng.sample(range(SESSIONS), rng.choice([1, 1, 2, 8]))
         talk.check(llm, [(each, turns[each]) for each in chosen])
         for each in chosen:
@@ -127,6 +129,92 @@ def test_random_turns_past_full_tiers_k10(talk, tmp_path):
         assert stats[f"kv_host.{name}"] == stats[f"kv_disk.{name}"] == 0
     llm.close()
     assert sum(path.stat().st_size for path in tmp_path.rglob("*.kv")) <= 6 * session
+
+
+@pytest.fixture(params=["file", "mooncake"])
+def store(request, tmp_path):
+    """URL of an empty store that processes share."""
+    if request.param == "file":
+        yield f"file://{tmp_path}/store"
+        return
+    if master_program() is None:
+        pytest.skip("mooncake_master is not installed (extra: store)")
+    master = Master()
+    yield master.url(segment=64 << 20)
+    master.kill()
+
+
+def test_two_llms_on_one_store_share_prefixes_whatever_their_mesh(talk, store):
+    one, two = talk.llm(store=store), talk.llm(store=store, mesh="tensor=2", kv_memory=2**22)
+    assert talk.check_each(one) == 0
+    one.engine.tiering._save_published(one.engine.pools, 1)
+    one.engine.tiering.stack.flush()
+    assert talk.check_each(two) == prefix_tokens(talk)
+    assert two.stats()["kv_store.hit_tokens"] == prefix_tokens(talk)
+    for llm in (two, one):
+        check_idle(llm)
+        llm.close()
+
+
+@pytest.mark.skipif(master_program() is None, reason="mooncake_master is not installed (extra: store)")
+def test_a_master_that_is_killed_and_restarted_costs_only_the_cache_k07(dense):
+    master = Master("--default_kv_lease_ttl=100")
+    llm = dense.llm(store=master.url(segment=64 << 20))
+    (tier,) = llm.engine.tiering.stack.tiers
+    dense.check_each(llm)
+    master.kill()
+    dense.check_each(llm)
+    assert llm.stats()["kv_store.outages"] >= 1
+    assert tier.is_down
+    master.start()
+    tier._down_until = 0
+    dense.check_each(llm)
+    check_idle(llm)
+    llm.close()
+    master.kill()
+
+
+def test_a_session_comes_back_after_a_restart_on_another_mesh(talk, tmp_path):
+    options = {"disk_kv": f"{tmp_path}:1e9", "keep_alive": 1000}
+    llm = talk.llm(**options)
+    (first,) = llm.generate([talk.prompt(0)], greedy(6), session_id="alice")
+    llm.sessions.save("alice")
+    talk.check_each(llm)
+    llm.close()
+    many = talk.llm(**options, mesh="tensor=2", kv_memory=2**22)
+    info = many.sessions.load("alice")
+    history = many.sessions.history("alice")
+    assert list(history) == talk.prompt(0) + tokens_of([first])[0]
+    assert info.num_tokens == len(history)
+    (again,) = many.generate([[*history, 5, 6, 7]], greedy(4), session_id="alice")
+    (cold,) = talk._cold.generate([[*history, 5, 6, 7]], greedy(4))
+    assert tokens_of([again]) == tokens_of([cold])
+    assert again.num_cached_tokens == (len(history) - 1) // 8 * 8
+    many.sessions.delete("alice")
+    assert many.sessions.list() == []
+    (gone,) = many.generate([history], greedy(4))
+    assert gone.num_cached_tokens == 0, "deleted in every tier"
+    check_idle(many)
+    many.close()
+
+
+def test_pinned_sessions_stay_and_idle_ones_are_demoted(dense):
+    llm = dense.llm(host_kv=1e9, keep_alive=0.0)
+    llm.sessions._keep_alive = 1000
+    llm.generate([dense.prompt(0)], greedy(6), session_id="kept")
+    for session in range(1, 6):
+        dense.check(llm, [(session, 0)])
+    assert dense.check(llm, [(0, 0)]) == (len(dense.prompt(0)) - 1) // 8 * 8
+    assert llm.stats()["kv_host.hit_tokens"] == 0, "a pinned session never left the device"
+    llm.sessions._next_expiry = llm.sessions._keep_alive = 0
+    llm.sessions.tick()
+    assert not llm.sessions.list()[0].is_pinned
+    for session in range(6, 12):
+        dense.check(llm, [(session, 0)])
+    assert dense.check(llm, [(0, 0)]) > 0
+    assert llm.stats()["kv_host.hit_tokens"] > 0
+    check_idle(llm)
+    llm.close()
 
 
 def _flip(path):

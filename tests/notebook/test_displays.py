@@ -68,3 +68,25 @@ def test_the_latency_plot_names_each_request_with_its_median():
     axes = notebook.latency_plot({"alone": one, "short": only_first}).axes[0]
     labels = [text.get_text() for text in axes.get_legend().get_texts()]
     assert labels == ["alone: median 125.0 ms", "short: one token"]
+
+
+def test_the_tier_chart_shows_each_tiers_share_and_hits():
+    stats = {
+        "full.pages_total": 100,
+        "full.pages_free": 25,
+        "prefix_hit_tokens": 1500,
+        "kv_host.blocks": 3,
+        "kv_host.bytes": 500,
+        "kv_host.budget": 1000,
+        "kv_host.hit_tokens": 1000,
+        "kv_store.blocks": 1,
+        "kv_store.bytes": 10,
+        "kv_store.budget": 0,
+        "kv_store.hit_tokens": 0,
+    }
+    axes = notebook.kv_tiers_chart(stats).axes[0]
+    assert [bar.get_width() for bar in axes.patches] == [1.0, 0.5, 0.75]
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["store", "host", "device full"]
+    labels = [text.get_text() for text in axes.texts]
+    assert labels[2] == "75 of 100 pages, 500 tokens hit"
+    assert labels[1] == "500 of 1,000 bytes, 1,000 tokens hit"

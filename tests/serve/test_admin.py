@@ -54,3 +54,12 @@ def test_status_gives_the_engines_figures(served):
     assert status["model"] == MODEL
     assert status["trouble"] is None
     assert status["engine"]["scripted.pages_total"] == 512
+
+
+def test_metrics_have_the_figures_of_every_tier():
+    from trillion_infer.serve.metrics import Metrics
+
+    stats = {"kv_host.blocks": 2, "kv_host.hit_tokens": 64, "kv_store.blocks": 0, "kv_store.is_down": 1}
+    text = Metrics("m").text(stats).decode()
+    assert 'trillion_infer:kv_tier_hit_tokens_total{model_name="m",tier="host"} 64.0' in text
+    assert 'trillion_infer:kv_tier_down{model_name="m",tier="store"} 1.0' in text

@@ -33,6 +33,13 @@ UNITS = {
     "host_ms_64_100": "ms",
     "host_ms_64_100000": "ms",
     "host_ms_256_100": "ms",
+    "kv_first_token_ms": "ms",
+    "kv_device_share": "%",
+    "kv_host_share": "%",
+    "kv_disk_share": "%",
+    "kv_object_share": "%",
+    "kv_store_share": "%",
+    "kv_write_behind_share": "%",
     "peak_rss_mb": "MB",
     "read_gb_s": "GB/s",
     "bf16_gflops": "GFLOP/s",
@@ -40,7 +47,10 @@ UNITS = {
 }
 """Every metric and its unit. host_ms_RUNNING_CONTEXT: see benchmark/host.py.
 
-startup_s is the warm one. MB and GB are powers of ten, except peak_rss_mb (2^20)."""
+startup_s is the warm one. MB and GB are powers of ten, except peak_rss_mb (2^20).
+kv_*_share: time to first token of a stored prefix over that of computing it, which is kv_first_token_ms;
+kv_write_behind_share: how much longer decode takes with copying out.
+"""
 
 
 @dataclass(frozen=True)

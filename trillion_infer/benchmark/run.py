@@ -11,6 +11,7 @@ import jax
 from trillion_infer.benchmark.baseline import SCRIPT, BaselineUnavailable, find_python, run_baseline
 from trillion_infer.benchmark.host import host_overhead
 from trillion_infer.benchmark.interference import Interference, compare, interference
+from trillion_infer.benchmark.kv import kv_shares
 from trillion_infer.benchmark.limits import machine_limits
 from trillion_infer.benchmark.measure import MEASURES, peak_rss_mb, warm_up
 from trillion_infer.benchmark.others import OTHERS, interpreter_of
@@ -75,6 +76,8 @@ def run_plan(plan: Plan, tell: Callable[[str], None], progress: Progress | None 
         yield from _interference(plan, draws[0], name)
         if plan.workloads == ("interference",):
             return
+    if "kv" in plan.workloads:
+        started |= kv_shares(plan.options, plan.sizes, family.config.vocab, plan.repeats)
     llm = LLM(**{**plan.options, "progress": progress})
     if not llm.leads:
         llm.follow()

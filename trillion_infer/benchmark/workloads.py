@@ -7,8 +7,8 @@ from typing import Any
 
 from trillion_infer.core.errors import ConfigError
 
-WORKLOADS = ("decode", "prefill", "offline", "startup", "serve", "interference", "host")
-SEPARATE = ("interference", "host")
+WORKLOADS = ("decode", "prefill", "offline", "startup", "serve", "interference", "host", "kv")
+SEPARATE = ("interference", "host", "kv")
 """Workloads that "all" leaves out: other setups, and a model of their own."""
 
 
@@ -27,6 +27,8 @@ class Sizes:
     steady_out: int = 256
     long_prompts: int = 6
     long_in: int = 2000
+    kv_prefix: int = 2000
+    kv_tail: int = 50
 
     def scaled(self, scale: float) -> "Sizes":
         """Every size times `scale`, at least 1; two tokens and two requests at least where one would say nothing."""
@@ -49,6 +51,8 @@ class Sizes:
             size(self.steady_out, 8),
             size(self.long_prompts, 2),
             size(self.long_in),
+            size(self.kv_prefix, 64),
+            size(self.kv_tail),
         )
 
 

@@ -464,7 +464,11 @@ class Engine:
         for scheduler in self.schedulers:
             for name, value in scheduler.stats().items():
                 total[name] = total.get(name, 0) + value
-        return total if self.tiering is None else {**total, **self.tiering.stats()}
+        if self.tiering is None:
+            return total
+        tiers = self.tiering.stats()
+        stored = sum(tiers[f"kv_{tier.name}.hit_tokens"] for tier in self.tiering.stack.tiers)
+        return {**total, **tiers, "kv_device.hit_tokens": max(0, total["prefix_hit_tokens"] - stored)}
 
     def meshes(self) -> list[tuple[str, Mesh]]:
         """The meshes that this runs on, by what they do."""

@@ -34,6 +34,7 @@ class KVKeeper(Protocol):
 
     def block_names(self, token_ids: Sequence[int], salt: str) -> list[bytes]:
         """Names of the whole blocks of a sequence."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from trillion_infer.core.outputs import RequestMetrics
@@ -117,6 +117,9 @@ class _EngineCounters(Collector):
         "prefix_lookup_tokens": ("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache."),
         "prefix_hit_tokens": ("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache."),
         "steps": ("trillion_infer:engine_steps", "Steps the engine has made."),
+        "kv_promoted_bytes": ("trillion_infer:kv_promoted_bytes", "KV bytes brought back to the device."),
+        "kv_demoted_bytes": ("trillion_infer:kv_demoted_bytes", "KV bytes copied out of the device."),
+        "kv_dropped": ("trillion_infer:kv_dropped_blocks", "Evicted blocks lost because too much was in flight."),
         "compilations": ("trillion_infer:compilations", "Programs compiled; flat after the start."),
     }
     _OF_WORKERS: ClassVar = {
@@ -139,11 +142,29 @@ class _EngineCounters(Collector):
         "handoff.recomputed": "Of those, prefilled here.",
     }
 
+    _TIERS: ClassVar = {
+        "hit_tokens": ("trillion_infer:kv_tier_hit_tokens", "Prompt tokens found in a tier.", CounterMetricFamily),
+        "stored": ("trillion_infer:kv_tier_stored_blocks", "Blocks stored in a tier.", CounterMetricFamily),
+        "evictions": ("trillion_infer:kv_tier_evictions", "Blocks a tier gave up.", CounterMetricFamily),
+        "refused": ("trillion_infer:kv_tier_refused_blocks", "Blocks a tier did not take.", CounterMetricFamily),
+        "misses": ("trillion_infer:kv_tier_lost_blocks", "Blocks that were gone when read.", CounterMetricFamily),
+        "digest_failures": (
+            "trillion_infer:kv_tier_digest_failures",
+            "Blocks that were not what was stored.",
+            CounterMetricFamily,
+        ),
+        "outages": ("trillion_infer:kv_tier_outages", "Times a tier was found down.", CounterMetricFamily),
+        "bytes": ("trillion_infer:kv_tier_bytes", "Bytes of blocks in a tier.", GaugeMetricFamily),
+        "budget": ("trillion_infer:kv_tier_budget_bytes", "Bytes a tier may take, 0 for any.", GaugeMetricFamily),
+        "is_down": ("trillion_infer:kv_tier_down", "1 while a tier is left alone.", GaugeMetricFamily),
+    }
+    """By tier: figure of Tier.stats to name, help and kind."""
+
     def __init__(self, model_name: str):
         self.stats: Mapping[str, int] = {}
         self._model = model_name
 
-    def collect(self) -> Iterator[CounterMetricFamily]:
+    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
         for key, (name, text) in self._NAMES.items():
             family = CounterMetricFamily(name, text, labels=["model_name"])
             family.add_metric([self._model], self.stats.get(key, 0))
@@ -152,6 +173,12 @@ class _EngineCounters(Collector):
             name = f"trillion_infer:{key.replace('.', '_')}"
             family = CounterMetricFamily(name, text, labels=["model_name"])
             family.add_metric([self._model], self.stats.get(key, 0))
+            yield family
+        tiers = [name[3:-7] for name in self.stats if name.startswith("kv_") and name.endswith(".blocks")]
+        for figure, (name, text, kind) in self._TIERS.items():
+            family = kind(name, text, labels=["model_name", "tier"])
+            for tier in tiers:
+                family.add_metric([self._model, tier], self.stats.get(f"kv_{tier}.{figure}", 0))
             yield family
 
 

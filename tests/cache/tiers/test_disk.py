@@ -162,6 +162,50 @@ def test_a_full_device_takes_the_tier_down_and_it_comes_back(tmp_path, monkeypat
     assert tier.get(key_of(5)) == bytes_of(key_of(5))
 
 
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 64 KiB."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a file system needs root")
+    folder = tmp_path / "small"
+    folder.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", folder], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+def test_a_disk_that_is_really_full_costs_only_the_cache(small_disk):
+    clock = Clock()
+    tier = tier_at(small_disk, clock=clock)
+    for number in range(200):
+        tier.put(blocks(number))
+        clock.now += RETRY_SECONDS
+    figures = tier.stats()
+    assert figures["write_failures"] > 0
+    assert figures["stored"] + figures["refused"] == 200
+    assert figures["stored"] == tier.num_blocks > 10
+    assert all(tier.get(key_of(n)) in (None, bytes_of(key_of(n))) for n in range(200))
+    assert tier.used == bytes_on_disk(tier), "nothing half written is left"
+    again = tier_at(small_disk)
+    assert again.num_blocks == tier.num_blocks
+
+
+def test_two_processes_writing_the_same_blocks_agree(tmp_path):
+    code = (
+        "import sys; from tests.cache.tiers.helpers import MODEL, blocks; from pathlib import Path\n"
+        "from trillion_infer.cache.tiers.disk import DiskTier\n"
+        "tier = DiskTier(Path(sys.argv[1]), MODEL, 10**9, refresh_seconds=0)\n"
+        "[tier.put(blocks(*range(n, n + 8))) for n in range(0, 160, 8)]"
+    )
+    writers = [subprocess.Popen([sys.executable, "-c", code, tmp_path]) for _ in range(2)]
+    assert [writer.wait(60) for writer in writers] == [0, 0]
+    tier = tier_at(tmp_path)
+    assert [tier.get(key_of(n)) for n in range(160)] == [bytes_of(key_of(n)) for n in range(160)]
+    assert tier.used == bytes_on_disk(tier)
+
+
 def test_a_write_that_fails_half_way_leaves_nothing_behind_k04(tmp_path):
     """A real limit of the kernel: files may not grow past 1,500 bytes."""
     code = (

@@ -7,11 +7,11 @@ import time
 import pytest
 
 from tests.cache.tiers.helpers import MODEL, SIZE, Clock, block, blocks, bytes_of, key_of
-from tests.cache.tiers.master import Master, free_port, master_program
 from trillion_infer.cache.tiers.base import StoredBlock, digest_of
 from trillion_infer.cache.tiers.mooncake import RETRY_SECONDS, MooncakeTier
 from trillion_infer.config.tiers import parse_store
 from trillion_infer.core.errors import ConfigError
+from trillion_infer.testing.mooncake import Master, free_port, master_program
 
 pytestmark = pytest.mark.skipif(master_program() is None, reason="mooncake_master is not installed (extra: store)")
 

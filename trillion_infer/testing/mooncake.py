@@ -1,4 +1,4 @@
-"""A real Mooncake master of a test's own, on free ports of the loopback."""
+"""A real Mooncake master of one's own, on free ports of the loopback: for tests and measurements."""
 
 import shutil
 import socket
