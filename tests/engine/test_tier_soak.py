@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.helpers import check_idle
+from tests.engine.helpers import check_idle, greedy
 from tests.engine.test_tiers import LONGEST, SESSIONS, Conversations
 from trillion_infer.testing.mooncake import Master, master_program
 
@@ -33,7 +33,7 @@ def test_everything_on_for_a_long_time_leaks_nothing_k10(make_llm, tmp_path):
             talk.check(llm, [(each, turns[each])])
             turns[each] = (turns[each] + 1) % 8
         name = f"session {rng.randrange(6)}"
-        llm.generate([talk.prompt(rng.randrange(SESSIONS))], session_id=name)
+        llm.generate([talk.prompt(rng.randrange(SESSIONS))], greedy(6), session_id=name)
         if rng.random() < 0.3:
             llm.sessions.save(name)
         if rng.random() < 0.2:
