@@ -2,6 +2,7 @@
 
 Run:    python scripts/generate.py --model=MODEL --prompt="The capital of France is" --max_tokens=16
         python scripts/generate.py --model=MODEL --chat --prompt="What is the capital of France?"
+        python scripts/generate.py --model=MODEL --disk_kv=kv:10e9 --session=tale --prompt=" And then"
         python scripts/generate.py --model=MODEL --prompts=in.jsonl --output=out.jsonl --mesh=tensor=4
         python scripts/generate.py --model=MODEL --prompt=Hi --mesh=stage=2,tensor=4 --coordinator=HOST:8476 \
             --num_processes=2 --process_id=0   # and the same with --process_id=1 on the other host
@@ -28,6 +29,9 @@ PROMPT = flags.DEFINE_string("prompt", None, "Text to complete.")
 PROMPTS = flags.DEFINE_string("prompts", None, "JSONL file of prompts.")
 OUTPUT = flags.DEFINE_string("output", None, "JSONL file to write; standard output if not given.")
 CHAT = flags.DEFINE_bool("chat", False, "Treat --prompt as a user's message and apply the chat template.")
+SESSION = flags.DEFINE_string(
+    "session", None, "Session that --prompt goes on from, if it was saved, and that is saved afterwards."
+)
 llm_flags = define_llm_flags()
 join_hosts = define_host_flags()
 sampling_flags = define_sampling_flags(temperature=0.0, max_tokens=128)
@@ -36,6 +40,8 @@ sampling_flags = define_sampling_flags(temperature=0.0, max_tokens=128)
 def main(_: list[str]) -> int:
     if (PROMPT.value is None) == (PROMPTS.value is None):
         raise InvalidRequestError("give exactly one of --prompt and --prompts.")
+    if SESSION.value is not None and (PROMPT.value is None or CHAT.value or OUTPUT.value):
+        raise InvalidRequestError("--session goes with --prompt, and without --chat and --output.")
     params = SamplingParams(**sampling_flags())
     rows = [(0, {"prompt": PROMPT.value})] if PROMPTS.value is None else list(read_rows(PROMPTS.value))
     join_hosts()
@@ -51,9 +57,13 @@ def _answer(llm: LLM, params: SamplingParams, rows: list) -> int:
     """Prints or writes the completions; 1 if a prompt was refused."""
     if PROMPTS.value is None and OUTPUT.value is None and params.n == 1:
         prompt = llm.render_chat([{"role": "user", "content": PROMPT.value}]) if CHAT.value else PROMPT.value
-        for piece in llm.stream(prompt, params):
+        if SESSION.value is not None:
+            prompt = llm.sessions.resume(SESSION.value) + prompt
+        for piece in llm.stream(prompt, params, SESSION.value):
             print(piece, end="", flush=True)
         print()
+        if SESSION.value is not None:
+            llm.sessions.save(SESSION.value)
         return 0
     if CHAT.value and PROMPT.value is not None:
         rows = [(0, {"messages": [{"role": "user", "content": PROMPT.value}]})]

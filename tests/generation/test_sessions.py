@@ -125,6 +125,19 @@ def test_what_cannot_be_loaded_says_why(sessions, keeper, tmp_path):
         homeless.save("s")
 
 
+def test_a_session_is_resumed_from_its_text(sessions, tmp_path):
+    assert sessions.resume("s") == ""
+    turn(sessions, "s", "Hello")
+    sessions.save("s")
+    again = Sessions(Keeper(), byte_tokenizer(), "model-a", tmp_path)
+    assert again.resume("s") == "Helloyes"
+    request = Request("r", [1], SamplingParams(), 8, session_id="ids")
+    sessions.begin(request)
+    sessions.end(request, None)
+    with pytest.raises(SessionError, match="has no text"):
+        sessions.resume("ids")
+
+
 def test_deleting_spares_blocks_that_other_sessions_have(sessions, keeper, tmp_path):
     turn(sessions, "one", "a", names=(b"shared", b"own"))
     turn(sessions, "two", "a", names=(b"shared",))

@@ -172,6 +172,22 @@ class Sessions:
         self._keep(session, self._keeper.block_names(session.token_ids, tenant))
         return self._info(session, is_saved=True)
 
+    def resume(self, name: str, tenant: str = "") -> str:
+        """The text of a session's turns, to which the next prompt is added; loads a saved one, "" for a new one.
+
+        Raises SessionError for a session of another model, a damaged file, and one of token ids without text.
+        """
+        check_name(name)
+        if (tenant, name) not in self._live:
+            try:
+                self.load(name, tenant)
+            except UnknownSessionError:
+                return ""
+        text = self._find(name, tenant).text
+        if text is None:
+            raise SessionError(f"Session {name!r} was given token ids, and has no text to go on from.")
+        return text
+
     def list(self, tenant: str = "") -> list[SessionInfo]:
         """Live sessions, then those that are saved only."""
         saved = {each.name: each for each in self._files.list() if each.tenant == tenant}
