@@ -188,7 +188,7 @@ class Engine:
     def demote(self, names: Sequence[bytes]) -> None:
         """Copy these blocks to the tiers beyond the device and give up their pages first; without tiers, nothing."""
         if self.tiering is not None:
-            self.tiering.save_cached(self.pools, names)
+            self.tiering.save_cached(self.pools, names, waits=False)
             for scheduler in self.schedulers:
                 scheduler.cache.supersede(names)
 

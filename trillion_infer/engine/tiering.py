@@ -158,22 +158,27 @@ class KVTiering:
         block = self._schedulers[page.shard].cache.groups[page.key[0]].index.find(page.key[1])
         return block is not None and block.page == page.page
 
-    def save_cached(self, pools: Pools, names: Collection[bytes] | None = None) -> None:
-        """Copies blocks that are cached on the device, of these names or all, the least valuable first."""
+    def save_cached(self, pools: Pools, names: Collection[bytes] | None = None, waits: bool = True) -> None:
+        """Copies blocks that are cached on the device, of these names or all, the least valuable first.
+
+        waits: until they are stored, so that none is left out because too much is in flight.
+        """
+        wanted = None if names is None else set(names)
         for shard, scheduler in enumerate(self._schedulers):
             for number, group in enumerate(scheduler.cache.groups):
                 blocks = [
                     _Page(shard, (number, block.name), block.page)
                     for block in group.pool.cached_blocks()
-                    if (names is None or block.name in names) and not self.stack.is_at_hand((number, block.name))
+                    if (wanted is None or block.name in wanted) and not self.stack.is_at_hand((number, block.name))
                 ]
                 for start in range(0, len(blocks), PAGES_PER_CALL):
                     self._save(pools[number], number, blocks[start : start + PAGES_PER_CALL])
-                    self.stack.flush()
+                    if waits:
+                        self.stack.flush()
 
     def persist(self, pools: Pools, names: Sequence[bytes]) -> None:
         """Copies blocks of these names, wherever they are, to the first tier that outlives the process."""
-        self.save_cached(pools, set(names))
+        self.save_cached(pools, names)
         groups = range(len(self._schedulers[0].cache.groups))
         self.stack.persist([(group, name) for group in groups for name in names])
 
