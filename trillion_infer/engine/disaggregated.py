@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 from trillion_infer.cache.group import HeldPages
 from trillion_infer.core.request import Request, Status
 from trillion_infer.engine.engine import Engine, TokenEvent
+from trillion_infer.engine.keeping import KeepsBlocksOf
 from trillion_infer.transfer.pages import PageMover
 
 Moved = list[list[tuple[int, Any]]]
@@ -56,7 +57,7 @@ class TransferFigures:
     waiting_s: float = 0.0
 
 
-class DisaggregatedEngine:
+class DisaggregatedEngine(KeepsBlocksOf):
     """Looks like an Engine. Prompts go to the prefill engine with the fewest queued tokens, and on to the decode engine
     with the most free pages; `movers[i][j]` moves pages from prefill engine i to decode engine j.
 
@@ -78,6 +79,10 @@ class DisaggregatedEngine:
     @property
     def engines(self) -> list[Engine]:
         return [*self.prefill, *self.decode]
+
+    @property
+    def parts(self) -> list[Engine]:
+        return [*self.decode, *self.prefill]
 
     @property
     def has_work(self) -> bool:
@@ -234,31 +239,6 @@ class DisaggregatedEngine:
             self.figures.pages_found += lacking
             return True
         return False
-
-    # Blocks by name, for sessions and tenants
-
-    def pin(self, names: Sequence[bytes], count: int = 1) -> None:
-        for engine in self.engines:
-            engine.pin(names, count)
-
-    def demote(self, names: Sequence[bytes]) -> None:
-        for engine in self.engines:
-            engine.demote(names)
-
-    def persist(self, names: Sequence[bytes]) -> None:
-        for engine in self.engines:
-            engine.persist(names)
-
-    def discard(self, names: Sequence[bytes]) -> None:
-        for engine in self.engines:
-            engine.discard(names)
-
-    def delete_tenant(self, salt: str) -> None:
-        for engine in self.engines:
-            engine.delete_tenant(salt)
-
-    def block_names(self, token_ids: Sequence[int], salt: str) -> list[bytes]:
-        return self.decode[0].block_names(token_ids, salt)
 
     # Figures
 

@@ -16,6 +16,7 @@ from trillion_infer.core.request import Request, Status
 from trillion_infer.engine.batch import BatchLayout, pack_rows
 from trillion_infer.engine.buckets import Bucket
 from trillion_infer.engine.guard import BatchGuard
+from trillion_infer.engine.keeping import KeepsBlocks
 from trillion_infer.engine.programs import Programs
 from trillion_infer.engine.prompt_scores import PromptScores, ScoreBlock
 from trillion_infer.engine.results import fetch_scores, new_tokens, read_logprobs
@@ -69,7 +70,7 @@ class _Pending:
     scores: list[ScoreBlock] = field(default_factory=list)
 
 
-class Engine:
+class Engine(KeepsBlocks):
     """Requests in, token events out. Not thread-safe: one thread owns it.
 
     One scheduler a `data` shard of the mesh; a request stays with the shard it was given. With `speculation`, steps
@@ -177,44 +178,6 @@ class Engine:
 
     def wake_by(self, wake: Callable[[], None]) -> None:
         """Takes a function that wakes a sleeping loop; work comes by `add` alone here, so it is not needed."""
-
-    # Blocks by name, for sessions and tenants
-
-    def pin(self, names: Sequence[bytes], count: int = 1) -> None:
-        """Evict these blocks after all others; `count` -1 takes it back."""
-        for scheduler in self.schedulers:
-            scheduler.cache.pin(names, count)
-
-    def demote(self, names: Sequence[bytes]) -> None:
-        """Copy these blocks to the tiers beyond the device and give up their pages first; without tiers, nothing."""
-        if self.tiering is not None:
-            self.tiering.save_cached(self.pools, names, waits=False)
-            for scheduler in self.schedulers:
-                scheduler.cache.supersede(names)
-
-    def persist(self, names: Sequence[bytes]) -> None:
-        """Copy these blocks to a tier that outlives the process, if there is one."""
-        if self.tiering is not None:
-            self.tiering.persist(self.pools, names)
-
-    def discard(self, names: Sequence[bytes]) -> None:
-        """Delete these blocks in every tier; what requests hold is not shared any more."""
-        for scheduler in self.schedulers:
-            scheduler.cache.forget_each(names)
-        if self.tiering is not None:
-            self.tiering.discard(names)
-
-    def delete_tenant(self, salt: str) -> None:
-        """Delete the blocks of a tenant in every tier; what its requests hold is not shared any more."""
-        tag = self.schedulers[0].cache.tag(salt)
-        for scheduler in self.schedulers:
-            scheduler.cache.forget(tag)
-        if self.tiering is not None:
-            self.tiering.delete_tenant(tag)
-
-    def block_names(self, token_ids: Sequence[int], salt: str) -> list[bytes]:
-        """Names of the whole blocks of a sequence."""
-        return self.schedulers[0].cache.names_of(token_ids, salt)
 
     def queued_tokens(self) -> int:
         """Prompt tokens not yet computed, over all requests."""

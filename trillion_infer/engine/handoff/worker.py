@@ -12,6 +12,7 @@ from trillion_infer.core.request import Request, Status
 from trillion_infer.engine.engine import Engine, TokenEvent
 from trillion_infer.engine.handoff.decode import DecodeJobs
 from trillion_infer.engine.handoff.prefill import PrefillJobs
+from trillion_infer.engine.keeping import KeepsBlocksOf
 from trillion_infer.engine.timeline import Timeline
 from trillion_infer.transfer.handoff.decode_side import DecodeSide
 from trillion_infer.transfer.handoff.links import LinkEvent, Links
@@ -23,7 +24,7 @@ IDLE_S = 0.003
 """Seconds that a step waits for messages when the device has nothing to do."""
 
 
-class HandoffEngine:
+class HandoffEngine(KeepsBlocksOf):
     """Looks like an Engine; one thread owns it.
 
     role: `prefill` computes prompts for decode workers and refuses clients; `decode` has prompts computed by prefill
@@ -83,6 +84,10 @@ class HandoffEngine:
     def meshes(self) -> list[tuple[str, Mesh]]:
         """The mesh of its role."""
         return [(self.role, mesh) for _, mesh in self.engine.meshes()]
+
+    @property
+    def parts(self) -> list[Engine]:
+        return [self.engine]
 
     @property
     def has_work(self) -> bool:

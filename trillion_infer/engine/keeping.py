@@ -1,0 +1,89 @@
+"""What engines do with KV blocks by name, for sessions and tenants."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from jaxtyping import Array
+
+from trillion_infer.engine.tiering import KVTiering
+from trillion_infer.schedule.scheduler import Scheduler
+
+
+class KeepsBlocks:
+    """The part of an engine that pins, copies out and deletes blocks. The engine owns the fields."""
+
+    schedulers: list[Scheduler]
+    tiering: KVTiering | None
+
+    @property
+    def pools(self) -> tuple[Array, ...]:
+        """The KV pools as the steps sent so far leave them."""
+        raise NotImplementedError
+
+    def pin(self, names: Sequence[bytes], count: int = 1) -> None:
+        """Evict these blocks after all others; `count` -1 takes it back."""
+        for scheduler in self.schedulers:
+            scheduler.cache.pin(names, count)
+
+    def demote(self, names: Sequence[bytes]) -> None:
+        """Copy these blocks to the tiers beyond the device and give up their pages first; without tiers, nothing."""
+        if self.tiering is not None:
+            self.tiering.save_cached(self.pools, names, waits=False)
+            for scheduler in self.schedulers:
+                scheduler.cache.supersede(names)
+
+    def persist(self, names: Sequence[bytes]) -> None:
+        """Copy these blocks to a tier that outlives the process, if there is one."""
+        if self.tiering is not None:
+            self.tiering.persist(self.pools, names)
+
+    def discard(self, names: Sequence[bytes]) -> None:
+        """Delete these blocks in every tier; what requests hold is not shared any more."""
+        for scheduler in self.schedulers:
+            scheduler.cache.forget_each(names)
+        if self.tiering is not None:
+            self.tiering.discard(names)
+
+    def delete_tenant(self, salt: str) -> None:
+        """Delete the blocks of a tenant in every tier; what its requests hold is not shared any more."""
+        tag = self.schedulers[0].cache.tag(salt)
+        for scheduler in self.schedulers:
+            scheduler.cache.forget(tag)
+        if self.tiering is not None:
+            self.tiering.delete_tenant(tag)
+
+    def block_names(self, token_ids: Sequence[int], salt: str) -> list[bytes]:
+        """Names of the whole blocks of a sequence."""
+        return self.schedulers[0].cache.names_of(token_ids, salt)
+
+
+class KeepsBlocksOf:
+    """The same for an engine made of others."""
+
+    @property
+    def parts(self) -> Sequence[Any]:
+        """The engines it is made of, at least one."""
+        raise NotImplementedError
+
+    def pin(self, names: Sequence[bytes], count: int = 1) -> None:
+        for engine in self.parts:
+            engine.pin(names, count)
+
+    def demote(self, names: Sequence[bytes]) -> None:
+        for engine in self.parts:
+            engine.demote(names)
+
+    def persist(self, names: Sequence[bytes]) -> None:
+        for engine in self.parts:
+            engine.persist(names)
+
+    def discard(self, names: Sequence[bytes]) -> None:
+        for engine in self.parts:
+            engine.discard(names)
+
+    def delete_tenant(self, salt: str) -> None:
+        for engine in self.parts:
+            engine.delete_tenant(salt)
+
+    def block_names(self, token_ids: Sequence[int], salt: str) -> list[bytes]:
+        return self.parts[0].block_names(token_ids, salt)
