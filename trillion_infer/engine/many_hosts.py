@@ -10,6 +10,7 @@ from trillion_infer.core.errors import ConfigError, GroupError
 from trillion_infer.core.request import Request
 from trillion_infer.distributed.calls import Recorder, Replayer
 from trillion_infer.distributed.group import Follower, Group, Leader
+from trillion_infer.engine.bundle.identity import code_digest
 from trillion_infer.engine.engine import Engine, TokenEvent
 from trillion_infer.engine.programs import Programs
 from trillion_infer.engine.state import DeviceState
@@ -105,12 +106,13 @@ def check_options(options: Mapping[str, Any]) -> None:
 
 
 def plan_of(blueprint: Any, fingerprint: bytes) -> list[list[str]]:
-    """What must be the same in every process, by name."""
+    """What must be the same in every process, by name: programs that differ would wait for each other for ever."""
     config = dataclasses.asdict(blueprint.config)
-    for name in ("compile_cache", "precompile"):
+    for name in ("compile_cache", "bundle", "precompile"):
         config.pop(name)
     return [
         ["version of jax", jax.__version__],
+        ["code", code_digest()],
         ["mesh", ", ".join(f"{axis}={size}" for axis, size in blueprint.mesh.shape.items() if size > 1)],
         ["model", fingerprint.hex()],
         *([f"option {name}", repr(value)] for name, value in sorted(config.items())),
