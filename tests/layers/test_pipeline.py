@@ -1,12 +1,16 @@
 """A step cut into micro-batches: every token once, in order, with the lengths it had in the whole."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 
 from trillion_infer.layers.context import Sequences
-from trillion_infer.layers.pipeline import MICRO_TOKENS, MicroBatches
+from trillion_infer.layers.pipeline import AXIS, MICRO_TOKENS, MicroBatches, run_stages
 
 ROWS, TOKENS, BLOCKS = 6, 64, 3
 
@@ -84,3 +88,28 @@ def test_an_idle_stage_gets_no_token():
     part, _ = MicroBatches.of(whole, jnp.zeros(TOKENS, jnp.int32), 2).at(jnp.int32(0), jnp.bool_(False))
     for counts in (part.cu_q_lens, part.num_seqs, part.kv_lens):
         assert not np.any(counts)
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4])
+def test_every_token_passes_every_stage_in_order_and_the_bubble_is_one_tick_a_stage(stages):
+    """Stage s makes 3x + s of x; a pool counts the ticks, of which M micro-batches take M + stages - 1."""
+    whole, _, extend = step_of(2, [12, 11, 10, 9])
+    tokens = sum(extend)
+    mesh = Mesh(np.array(jax.devices()[:stages]), (AXIS,))
+
+    def run(x, pools, sequences, rope_lens, stage):
+        return 3.0 * x + stage.astype(x.dtype), (pools[0] + 1,)
+
+    def on_stage(x, ticks):
+        cut = MicroBatches.of(whole, jnp.zeros(TOKENS, jnp.int32), stages)
+        y, pools = run_stages(run, x, (ticks,), cut, stages)
+        return y, pools[0]
+
+    program = jax.shard_map(on_stage, mesh=mesh, in_specs=(P(), P(AXIS)), out_specs=(P(), P(AXIS)), check_vma=False)
+    x = jnp.arange(TOKENS * 2, dtype=jnp.float32).reshape(TOKENS, 2)
+    y, ticks = jax.jit(program)(x, jnp.zeros(stages, jnp.int32))
+    expected = x
+    for stage in range(stages):
+        expected = 3.0 * expected + stage
+    np.testing.assert_array_equal(y[:tokens], expected[:tokens])
+    np.testing.assert_array_equal(ticks, min(stages, TOKENS // MICRO_TOKENS) + stages - 1)

@@ -60,7 +60,8 @@ def _read_key(key_file: str | None) -> bytes | None:
 
 def _lead(own_key: bytes | None) -> Leader:
     key = own_key or secrets.token_bytes(KEY_BYTES)
-    with socket.create_server((_own_address(), 0)) as server:
+    family, address = _own_address()
+    with socket.create_server((address, 0), family=family) as server:
         host, port = server.getsockname()[:2]
         _share(_Invitation(host, port, b"" if own_key else key))
         channels: dict[str, Channel] = {}
@@ -139,10 +140,14 @@ def _share(invitation: _Invitation | None) -> _Invitation:
     return _Invitation.unpack(np.asarray(multihost_utils.broadcast_one_to_all(mine)))
 
 
-def _own_address() -> str:
+def _own_address() -> tuple[socket.AddressFamily, str]:
     """The address that jax.distributed's coordinator has, which runs in process 0."""
     from jax._src import distributed
 
     coordinator = distributed.global_state.coordinator_address or "127.0.0.1:0"
     host = coordinator.rpartition(":")[0].strip("[]")
-    return socket.getaddrinfo(host, None, socket.AF_INET)[0][4][0]  # pyright: ignore[reportReturnType]
+    try:
+        family, *_, address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise GroupError(f"the coordinator's address {host} cannot be found ({error}); give another.") from error
+    return family, str(address[0])
