@@ -78,7 +78,7 @@ def start(tmp_path):
     [
         ("smollm2", "tensor=8"),
         ("deepseek_v3", "stage=2,tensor=2,expert=2"),
-        ("llama4_scout", "data=2,tensor=4"),
+        pytest.param("llama4_scout", "data=2,tensor=4", marks=pytest.mark.slow),
     ],
 )
 def test_two_processes_give_the_tokens_of_one_device(make_llm, start, model, mesh):

@@ -18,11 +18,11 @@ MIXED = prompts_of(0, [1, 2, 7, 8, 9, 30, 50, 63] * 3)
     ("name", "mesh"),
     [
         ("smollm2", "stage=2,tensor=2"),
-        ("smollm2", "stage=3"),
+        pytest.param("smollm2", "stage=3", marks=pytest.mark.slow),
         ("deepseek_v3", "stage=2,expert=2,tensor=2"),
-        ("deepseek_v3", "stage=2,data=2,tensor=2"),
-        ("deepseek_v3", "stage=4"),
-        ("llama4_scout", "stage=2,expert=2,tensor=2"),
+        pytest.param("deepseek_v3", "stage=2,data=2,tensor=2", marks=pytest.mark.slow),
+        pytest.param("deepseek_v3", "stage=4", marks=pytest.mark.slow),
+        pytest.param("llama4_scout", "stage=2,expert=2,tensor=2", marks=pytest.mark.slow),
         ("llama4_scout", "stage=4"),
     ],
 )
@@ -32,9 +32,9 @@ def test_stages_equal_one_device(make_llm, name, mesh):
     check_idle(many)
 
 
-@pytest.mark.parametrize("name", ["deepseek_v3", "llama4_scout"])
-def test_stages_take_up_a_cached_prefix(make_llm, name):
-    llm = make_llm(name, **SMALL, mesh="stage=2,expert=2,tensor=2")
+@pytest.mark.parametrize(("name", "mesh"), [("deepseek_v3", "stage=2,expert=2,tensor=2"), ("llama4_scout", "stage=4")])
+def test_stages_take_up_a_cached_prefix(make_llm, name, mesh):
+    llm = make_llm(name, **SMALL, mesh=mesh)
     cold = make_llm(name, **SMALL).generate(MIXED[7] + MIXED[2], greedy(6))
     llm.generate(MIXED[7], greedy(6))
     again = llm.generate(MIXED[7] + MIXED[2], greedy(6))
