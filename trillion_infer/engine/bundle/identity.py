@@ -15,8 +15,12 @@ from jax.sharding import Mesh
 
 from trillion_infer.engine.ops import platform_of
 
-_PACKAGES = ("jax", "jaxlib", "libtpu", "jax-cuda13-plugin", "jax-cuda13-pjrt", "jax-cuda12-plugin", "jax-cuda12-pjrt")
-_OF_PLATFORM = {"cpu": ("jax", "jaxlib"), "tpu": ("jax", "jaxlib", "libtpu")}
+_COMPILERS = {
+    "tpu": ("libtpu",),
+    "gpu": ("jax-cuda13-plugin", "jax-cuda13-pjrt", "jax-cuda12-plugin", "jax-cuda12-pjrt"),
+}
+"""Packages with a platform's compiler and runtime, beside jax and jaxlib."""
+
 _JAX_OPTIONS = ("jax_enable_x64", "jax_default_matmul_precision", "jax_threefry_partitionable", "jax_default_prng_impl")
 _VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 _ROOT = Path(__file__).parents[3]
@@ -56,7 +60,7 @@ def surroundings(mesh: Mesh) -> dict[str, Any]:
         },
         "platform": kind,
         "host": _host() if kind == "cpu" else None,
-        "versions": {name: _version(name) for name in _OF_PLATFORM.get(kind, _PACKAGES)},
+        "versions": {name: _version(name) for name in ("jax", "jaxlib", *_COMPILERS.get(kind, ()))},
         "flags": {
             **{name: os.environ.get(name, "") for name in _VARIABLES},
             **{name: _plain(getattr(jax.config, name, None)) for name in _JAX_OPTIONS},
