@@ -10,6 +10,7 @@ Expect: a table of programs (seconds, temporaries, FLOP, bytes moved) and a line
 import json
 import os
 import sys
+from dataclasses import replace
 
 from absl import app, flags
 
@@ -20,6 +21,7 @@ from trillion_infer.cli.flags import run
 from trillion_infer.config.deployment import find_deployment
 from trillion_infer.core.errors import TrillionInferError
 from trillion_infer.plan.compile_report import CompileReport, compile_deployment
+from trillion_infer.weights.rounding import RECIPES
 
 CONFIG = flags.DEFINE_string(
     "config", None, "Name of a deployment in configs/, or a path to such a file.", required=True
@@ -31,6 +33,7 @@ LARGEST = flags.DEFINE_bool(
 BUNDLE = flags.DEFINE_string(
     "bundle", None, "Folder to write an executable bundle to: LLM(bundle=…) loads it on such devices without compiling."
 )
+QUANTIZE = flags.DEFINE_enum("quantize", None, list(RECIPES), "Round the weights of products to this format.")
 JSON = flags.DEFINE_bool("json", False, "Print one JSON object.")
 
 
@@ -60,7 +63,10 @@ def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"Arguments {argv[1:]} are not flags.")
     try:
-        report = compile_deployment(find_deployment(CONFIG.value), TOPOLOGY.value, tell, LARGEST.value, BUNDLE.value)
+        deployment = find_deployment(CONFIG.value)
+        if QUANTIZE.value:
+            deployment = replace(deployment, options={**deployment.options, "quantize": QUANTIZE.value})
+        report = compile_deployment(deployment, TOPOLOGY.value, tell, LARGEST.value, BUNDLE.value)
     except TrillionInferError as error:
         sys.exit(f"compile.py: {error}")
     for note in report.notes:

@@ -23,11 +23,13 @@ from trillion_infer.models import read_family
 from trillion_infer.weights import load_params, open_checkpoint
 from trillion_infer.weights.orbax import save_final_layout
 from trillion_infer.weights.quant_load import routed_experts
+from trillion_infer.weights.rounding import RECIPES
 
 MODEL = flags.DEFINE_string("model", None, "Hugging Face directory, .gguf file or hub id.", required=True)
 OUTPUT = flags.DEFINE_string("output", None, "Directory to write.", required=True)
 DTYPE = flags.DEFINE_string("dtype", "auto", "float32, bfloat16, or auto (as the model says).")
 MESH = flags.DEFINE_string("mesh", None, "Devices to hold the weights meanwhile, e.g. tensor=4.")
+QUANTIZE = flags.DEFINE_enum("quantize", None, list(RECIPES), "Round the weights of products to this format.")
 KEEP = flags.DEFINE_bool("keep_quantised", False, "Keep routed experts quantised that the checkpoint holds quantised.")
 join_hosts = define_host_flags()
 
@@ -37,7 +39,7 @@ def main(_: list[str]) -> None:
     try:
         checkpoint = open_checkpoint(MODEL.value)
         family = read_family(checkpoint.config, checkpoint.generation_config)
-        blueprint = plan_engine(family, make_mesh(MESH.value), EngineConfig(dtype=DTYPE.value))
+        blueprint = plan_engine(family, make_mesh(MESH.value), EngineConfig(dtype=DTYPE.value, quantize=QUANTIZE.value))
         params, report = load_params(
             param_specs(blueprint.model),
             checkpoint,
@@ -46,6 +48,7 @@ def main(_: list[str]) -> None:
             ignore=family.ignore,
             tied={family.names.head: family.names.embed},
             keep_quantised=routed_experts if KEEP.value else False,
+            quantize=QUANTIZE.value,
         )
         save_final_layout(Path(OUTPUT.value), params, checkpoint, blueprint.dtype)
     except (TrillionInferError, ValueError) as error:

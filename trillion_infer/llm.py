@@ -27,6 +27,7 @@ from trillion_infer.engine.disaggregated import DisaggregatedEngine
 from trillion_infer.engine.engine import Engine
 from trillion_infer.engine.many_hosts import FollowingEngine, check_options, plan_of
 from trillion_infer.engine.memory import with_unaccounted
+from trillion_infer.engine.ops import platform_of
 from trillion_infer.generation.generator import Generator, TextStream
 from trillion_infer.generation.prompts import Prompt, PromptReader
 from trillion_infer.generation.sessions import Sessions
@@ -34,9 +35,7 @@ from trillion_infer.models import read_family
 from trillion_infer.text.tokenizer import Tokenizer
 from trillion_infer.weights.checkpoint import Checkpoint, open_checkpoint
 from trillion_infer.weights.load import LoadReport, load_params
-from trillion_infer.weights.orbax import OrbaxCheckpoint
-from trillion_infer.weights.quant_checkpoint import QuantisedCheckpoint
-from trillion_infer.weights.quant_load import abstract_kept, routed_experts
+from trillion_infer.weights.packing import Packing, choose_packing
 from trillion_infer.weights.random_init import RandomCheckpoint, init_params
 
 Progress = Callable[[str, int, int], None]
@@ -56,7 +55,10 @@ class LLM:
       max_running: requests computed at once (a data shard). prefill_chunk: prompt tokens a step.
       page_size: tokens a KV page. kv_memory: bytes, or a fraction of what is free; None: all that the compiled
         programs leave (on CPU at most 512 MiB).
-      kv_dtype: float32 | bfloat16; None: as dtype.
+      kv_dtype: float32 | bfloat16; int8 | fp8, with a scale for each position and head; None: as dtype.
+      quantize: int8 | int4 | int4_64 | fp8: round the weights of products while loading; activations stay as they are.
+        keep: blocks of a GGUF stay packed (CPU); none: nothing is packed; None: experts stay as they were stored.
+      expert_memory: host | host:BYTES: routed experts stay in host memory, the hot ones in BYTES of the devices'.
       host_kv: bytes of host memory, disk_kv: "FOLDER:BYTES", for KV that the device gives up. What disk_kv holds is
         found again by the next LLM of the same model and dtype; `close` stores what is still on the device.
       store: "mooncake://HOST:PORT", or a folder as fsspec names it ("file:///mnt/kv"), for KV that LLMs share.
@@ -93,6 +95,8 @@ class LLM:
         page_size: int | None = None,
         kv_memory: float | None = None,
         kv_dtype: str | None = None,
+        quantize: str | None = None,
+        expert_memory: str | None = None,
         host_kv: float = 0,
         disk_kv: str | None = None,
         store: str | None = None,
@@ -131,13 +135,16 @@ class LLM:
             raise ConfigError("mesh and disaggregate are both given; disaggregate makes its own meshes.")
         self._group = _join(self.mesh, options)
         self.load_report: LoadReport | None = None
+        packing = Packing()
+        if not isinstance(checkpoint, RandomCheckpoint):
+            packing = choose_packing(checkpoint, engine_config.quantize, platform_of(self.mesh))
         with ThreadPoolExecutor(1) as pool:
             loading = pool.submit(load_tokenizer, checkpoint, timeline)
             family = read_family(checkpoint.config, checkpoint.generation_config)
 
             def load(specs: dict[str, Any], shardings: dict[str, Any], dtype: str) -> dict[str, jax.Array]:
                 if isinstance(checkpoint, RandomCheckpoint):
-                    return init_params(specs, shardings, dtype, checkpoint.seed)
+                    return init_params(specs, shardings, dtype, checkpoint.seed, engine_config.quantize)
                 tell = None if progress is None else partial(progress, "load")
                 tied = {family.names.head: family.names.embed}
                 params, self.load_report = load_params(
@@ -148,20 +155,16 @@ class LLM:
                     ignore=family.ignore,
                     tied=tied,
                     progress=tell,
-                    keep_quantised=routed_experts,
+                    **packing.options,
                 )
                 return params
 
-            packing = None
-            if isinstance(checkpoint, QuantisedCheckpoint):
-                packing = partial(abstract_kept, checkpoint=checkpoint, select=routed_experts)
-            elif isinstance(checkpoint, OrbaxCheckpoint):
-                packing = checkpoint.abstract_kept
-            fingerprint = self.fingerprint = checkpoint.fingerprint()
+            fingerprint = checkpoint.fingerprint() + (engine_config.quantize or "").encode()
+            self.fingerprint = fingerprint
             self.engine: Engine | DisaggregatedEngine | FollowingEngine
             if roles is None:
                 with timeline.phase("plan"):
-                    blueprint = plan_engine(family, self.mesh, engine_config, packing)
+                    blueprint = plan_engine(family, self.mesh, engine_config, packing.abstract)
                 if self._group is not None:
                     self._group.require_equal(plan_of(blueprint, fingerprint))
                 self.engine, self.report = build_engine(
@@ -169,7 +172,7 @@ class LLM:
                 )
             else:
                 self.engine, blueprint, self.report = build_disaggregated(
-                    family, engine_config, roles, load, fingerprint, progress, packing, timeline
+                    family, engine_config, roles, load, fingerprint, progress, packing.abstract, timeline
                 )
             self.tokenizer: Tokenizer | None = loading.result()
         self.blueprint = blueprint
@@ -335,7 +338,8 @@ class LLM:
         device), KV in host memory and on disk, and what is in use beside them, where the system tells."""
         report: BuildReport = self.report
         engine = {"weights": report.weights_bytes, **self.engine.memory()}
-        return with_unaccounted({**engine, "program_temporaries": report.temp_bytes}, self.mesh)
+        on_host = {"experts_on_host": report.host_bytes} if report.host_bytes else {}
+        return on_host | with_unaccounted({**engine, "program_temporaries": report.temp_bytes}, self.mesh)
 
     def close(self) -> None:
         """Ends what is in flight, lets followers go, and frees the arrays."""

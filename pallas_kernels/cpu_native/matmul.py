@@ -5,9 +5,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, UInt8
 
 from pallas_kernels.cpu_native.load import require
+from pallas_kernels.quantised_matmul import gguf_blocks
 
 _TYPES = ("float32", "bfloat16")
-GGUF_BLOCKS = {"Q8_0": (32, 34), "Q4_0": (32, 18), "Q4_1": (32, 20), "Q4_K": (256, 144)}
+GGUF_BLOCKS = {name.upper(): sizes for name, sizes in gguf_blocks.GGUF_BLOCKS.items()}
 
 
 def matmul(
@@ -57,8 +58,9 @@ def quantised_matmul(
 
     Args:
       x: float32 or bfloat16.
-      packed: int8 `[L, N, M]` with scale `[L, N]`, or int32 `[L, N, M/8]` with scale `[L, N, M/group]` of group
-        32, 64 or 128: element i of a row is bits 4*(i mod 8) of word i//8, stored as q + 8. L may be left out.
+      packed: int8 or uint8 (the bits of e4m3) `[L, N, M]` with scale `[L, N]`, or int32 `[L, N, M/8]` with scale
+        `[L, N, M/group]` of group 32, 64 or 128: element i of a row is bits 4*(i mod 8) of word i//8, stored as q + 8.
+        L may be left out.
       scale: float32 or bfloat16.
       layer, out_dtype, isa: as in `matmul`, whose invariance also holds.
 
@@ -165,14 +167,15 @@ def quantised_grouped_matmul(
 
 def _check_packed(x, packed, scale) -> tuple[Array, str]:
     """The scale as the custom call takes it, [L, N or 1, ...], and the name of the format."""
-    if x.ndim != 2 or packed.ndim != 3 or packed.dtype.name not in ("int8", "int32"):
-        raise ValueError(f"x must be [T, M], packed int8 or int32 [L, N, ...]; got {x.shape}, {packed.shape}")
+    if x.ndim != 2 or packed.ndim != 3 or packed.dtype.name not in ("int8", "uint8", "int32"):
+        raise ValueError(f"x must be [T, M], packed int8, uint8 or int32 [L, N, ...]; got {x.shape}, {packed.shape}")
     depth = x.shape[1]
     layers, columns, width = packed.shape
-    if packed.dtype.name == "int8":
+    format = {"int8": "int8", "uint8": "fp8_row", "int32": "int4"}[packed.dtype.name]
+    if format != "int4":
         if width != depth or scale.shape != (layers, columns):
-            raise ValueError(f"int8 {packed.shape} times x {x.shape} takes a scale [L, N], got {scale.shape}")
-        return scale[:, None], "int8"
+            raise ValueError(f"{format} {packed.shape} times x {x.shape} takes a scale [L, N], got {scale.shape}")
+        return scale[:, None], format
     group = depth // max(scale.shape[-1], 1)
     fits = scale.ndim == 3 and scale.shape[:2] == (layers, columns) and group * scale.shape[-1] == depth
     if width * 8 != depth or not fits or group not in (32, 64, 128):

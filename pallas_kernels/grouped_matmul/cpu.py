@@ -6,7 +6,7 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.grouped_matmul.activations import ACTIVATIONS
 from pallas_kernels.quantised_matmul.cpu import refusal_of_weight
-from pallas_kernels.quantised_matmul.formats import QuantisedTensor
+from pallas_kernels.quantised_matmul.formats import GGUF_FORMATS, QuantisedTensor
 from pallas_kernels.quantised_matmul.native import refusal_of_dtypes, refusal_of_platform
 
 MOST_TILE = 16
@@ -14,8 +14,13 @@ MOST_TILE = 16
 
 def refusal(x: Array, *weights: Array | QuantisedTensor) -> str | None:
     """Why the native kernels cannot run these arguments here; None where they can."""
-    reasons = [refusal_of_dtypes(x), *map(refusal_of_weight, weights)]
+    reasons = [refusal_of_dtypes(x), *map(refusal_of_weight, weights), *map(_refusal_of_blocks, weights)]
     return next((reason for reason in reasons if reason), None) or refusal_of_platform(x, weights)
+
+
+def _refusal_of_blocks(weight: Array | QuantisedTensor) -> str | None:
+    blocks = isinstance(weight, QuantisedTensor) and weight.format in GGUF_FORMATS
+    return "there are no native expert products of GGUF blocks." if blocks else None
 
 
 def project(

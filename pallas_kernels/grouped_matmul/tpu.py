@@ -18,7 +18,7 @@ from pallas_kernels.common.varying import result_like, vary_together
 from pallas_kernels.grouped_matmul.activations import ACTIVATIONS
 from pallas_kernels.grouped_matmul.routing import visit_tiles
 from pallas_kernels.quantised_matmul import tiles
-from pallas_kernels.quantised_matmul.formats import QuantisedTensor
+from pallas_kernels.quantised_matmul.formats import ROW_SCALED, QuantisedTensor
 from pallas_kernels.quantised_matmul.tpu import VMEM_LIMIT, as_read, reads_swapped, refusal_of_weight, row_tile
 
 LEAST_TILE, MOST_TILE = 16, 256
@@ -76,7 +76,7 @@ def project(
 
     rows_spec = pl.BlockSpec((planes, tile, x.shape[2]), lambda f, v, layer, group, tile, *_: (0, tile[v], 0))
     operands, specs = [x, as_read(format, packed)], [rows_spec, of_rows(packed)]
-    if format == "int8":
+    if format in ROW_SCALED:
         operands.append(_one_layer(scale, layer))
         specs.append(of_features(operands[-1]))
     elif format == "fp8":
@@ -103,7 +103,7 @@ def project(
             multiply=multiply,
             activation=activation,
             has_scale=quantised,
-            scale_by_feature=format == "int8",
+            scale_by_feature=format in ROW_SCALED,
             has_bias=bias is not None,
         ),
         out_shape=result_like((rows, n_out), x.dtype, *operands),

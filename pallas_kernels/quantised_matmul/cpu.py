@@ -1,8 +1,9 @@
 """Weight-only quantised matmul by the native CPU kernels."""
 
+import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.quantised_matmul.formats import QuantisedTensor
+from pallas_kernels.quantised_matmul.formats import GGUF_FORMATS, QuantisedTensor
 from pallas_kernels.quantised_matmul.native import refusal_of_dtypes, refusal_of_platform
 
 
@@ -17,7 +18,9 @@ def refusal_of_weight(weight: Array | QuantisedTensor) -> str | None:
         return refusal_of_dtypes(weight)
     if weight.format == "int4" and weight.group not in (32, 64, 128):
         return f"native int4 products take groups of 32, 64 or 128, got {weight.group}."
-    if weight.format not in ("int8", "int4"):
+    if weight.format in GGUF_FORMATS:
+        return None
+    if weight.format not in ("int8", "int4", "fp8_row"):
         return f"there are no native products of {weight.format} weights."
     return refusal_of_dtypes(weight.scale)
 
@@ -26,6 +29,9 @@ def quantised_matmul(
     x: Float[Array, "T in"], weight: QuantisedTensor, *, layer: Int[Array, ""] | None
 ) -> Float[Array, "T out"]:
     """See `api.quantised_matmul`."""
-    from pallas_kernels.cpu_native import quantised_matmul as native_matmul
+    from pallas_kernels import cpu_native
 
-    return native_matmul(x, weight.packed, weight.scale, 0 if layer is None else layer)
+    layer = jnp.int32(0) if layer is None else layer
+    if weight.format in GGUF_FORMATS:
+        return cpu_native.gguf_matmul(x, weight.packed, layer, format=weight.format.upper())
+    return cpu_native.quantised_matmul(x, weight.packed, weight.scale, layer)

@@ -8,6 +8,7 @@ Any number of leading axes (layers, experts, gate/up) may stand before the matri
 | `int8`  | int8 `[..., out, in]`           | float `[..., out]`                            | q * scale |
 | `int4`  | int32 `[..., out, in/8]`        | float `[..., out, in/group]`                  | (nibble - 8) * scale |
 | `fp8`   | uint8 (e4m3fn) `[..., out, in]` | float32 `[..., ceil(out/128), ceil(in/128)]`  | q * scale |
+| `fp8_row` | uint8 (e4m3fn) `[..., out, in]` | float `[..., out]`                          | q * scale |
 | `mxfp4` | uint8 `[..., out, in/2]`        | uint8 (e8m0) `[..., out, in/32]`              | e2m1 * 2**(scale - 127) |
 
 fp8 scales may also come per row, `[..., out, ceil(in/128)]`, where rows do not begin at a block (a shard, a slice).
@@ -24,19 +25,24 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from pallas_kernels.quantised_matmul import codecs
+from pallas_kernels.quantised_matmul.gguf_blocks import GGUF_BLOCKS, block_values
 
-Format = Literal["int8", "int4", "fp8", "mxfp4"]
-FORMATS: tuple[Format, ...] = ("int8", "int4", "fp8", "mxfp4")
+Format = Literal["int8", "int4", "fp8", "fp8_row", "mxfp4", "q8_0", "q4_0", "q4_1", "q4_k"]
+FORMATS: tuple[Format, ...] = ("int8", "int4", "fp8", "fp8_row", "mxfp4")
+ROW_SCALED: tuple[Format, ...] = ("int8", "fp8_row")
+"""One scale a row, which multiplies the sum."""
+GGUF_FORMATS = tuple(GGUF_BLOCKS)
+"""Blocks of a GGUF file (see gguf_blocks.py), which hold their scales: the leaf `scale` is `[..., out, 0]`."""
 FP8_BLOCK = 128
 MXFP4_GROUP = 32
-_PER_ITEM = {"int8": 1, "int4": 8, "fp8": 1, "mxfp4": 2}
-_PACKED_DTYPE = {"int8": jnp.int8, "int4": jnp.int32, "fp8": jnp.uint8, "mxfp4": jnp.uint8}
+_PER_ITEM = {"int8": 1, "int4": 8, "fp8": 1, "fp8_row": 1, "mxfp4": 2}
+_PACKED_DTYPE = {"int8": jnp.int8, "int4": jnp.int32, "fp8": jnp.uint8, "fp8_row": jnp.uint8, "mxfp4": jnp.uint8}
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=("packed", "scale"), meta_fields=("format", "group"))
 @dataclasses.dataclass(frozen=True)
 class QuantisedTensor:
-    """A weight `[..., out, in]` in one of `FORMATS`; a pytree whose leaves are `packed` and `scale`.
+    """A weight `[..., out, in]` in one of `FORMATS` or `GGUF_FORMATS`; a pytree whose leaves are `packed` and `scale`.
 
     `group` is how many elements of `in` share a scale (0: the whole row); fp8 blocks are `group` x `group`.
     """
@@ -50,7 +56,8 @@ class QuantisedTensor:
     def shape(self) -> tuple[int, ...]:
         """Shape of the matrix it stands for, leading axes included."""
         *leading, width = self.packed.shape
-        return (*leading, width * _PER_ITEM[self.format])
+        values, items = _values_and_items(self.format)
+        return (*leading, width // items * values)
 
     @property
     def ndim(self) -> int:
@@ -64,9 +71,10 @@ class QuantisedTensor:
 
     def check(self) -> None:
         """Raises ValueError where dtype or shape of the leaves is not what the format says."""
-        if self.format not in FORMATS:
-            raise ValueError(f"weight format {self.format!r} is unknown: use one of {', '.join(FORMATS)}")
-        wanted = _PACKED_DTYPE[self.format]
+        if self.format not in (*FORMATS, *GGUF_FORMATS):
+            known = ", ".join((*FORMATS, *GGUF_FORMATS))
+            raise ValueError(f"weight format {self.format!r} is unknown: use one of {known}")
+        wanted = _PACKED_DTYPE.get(self.format, jnp.uint8)
         if self.packed.dtype != wanted:
             raise ValueError(
                 f"{self.format} weights are stored as {jnp.dtype(wanted).name}, got {self.packed.dtype.name}"
@@ -83,8 +91,10 @@ class QuantisedTensor:
 def scale_shape(shape: tuple[int, ...], format: Format, group: int) -> tuple[int, ...]:
     """Shape of the scales of a matrix `[..., out, in]`."""
     *leading, n_out, n_in = shape
-    if format == "int8":
+    if format in ROW_SCALED:
         return (*leading, n_out)
+    if format in GGUF_FORMATS:
+        return (*leading, n_out, 0)
     if group < 1:
         raise ValueError(f"{format} weights are scaled in groups: got group={group}, use 32 or more")
     if format == "fp8":
@@ -97,15 +107,22 @@ def scale_shape(shape: tuple[int, ...], format: Format, group: int) -> tuple[int
 def packed_shape(shape: tuple[int, ...], format: Format) -> tuple[tuple[int, ...], jnp.dtype]:
     """Shape and dtype in which a matrix `[..., out, in]` is stored."""
     *leading, n_in = shape
-    per_item = _PER_ITEM[format]
-    if n_in % per_item:
-        raise ValueError(f"{format} packs {per_item} elements an item: in_features is {n_in}, not a multiple")
-    return (*leading, n_in // per_item), jnp.dtype(_PACKED_DTYPE[format])
+    values, items = _values_and_items(format)
+    if n_in % values:
+        raise ValueError(f"{format} packs {values} elements together: in_features is {n_in}, not a multiple")
+    return (*leading, n_in // values * items), jnp.dtype(_PACKED_DTYPE.get(format, jnp.uint8))
+
+
+def _values_and_items(format: Format) -> tuple[int, int]:
+    """How many elements of a row are packed together, and in how many items."""
+    return GGUF_BLOCKS[format] if format in GGUF_FORMATS else (_PER_ITEM[format], 1)
 
 
 def default_group(format: Format) -> int:
     """Group size used where the caller names none."""
-    return {"int8": 0, "int4": 32, "fp8": FP8_BLOCK, "mxfp4": MXFP4_GROUP}[format]
+    if format in GGUF_FORMATS:
+        return 0
+    return {"int8": 0, "int4": 32, "fp8": FP8_BLOCK, "fp8_row": 0, "mxfp4": MXFP4_GROUP}[format]
 
 
 def abstract(
@@ -114,7 +131,7 @@ def abstract(
     """A QuantisedTensor of `jax.ShapeDtypeStruct`s, for ahead-of-time compiles and loading."""
     group = default_group(format) if group is None else group
     stored, dtype = packed_shape(shape, format)
-    scale_dtype = jnp.uint8 if format == "mxfp4" else scale_dtype
+    scale_dtype = jnp.uint8 if format in ("mxfp4", *GGUF_FORMATS) else scale_dtype
     scale: Any = jax.ShapeDtypeStruct(scale_shape(shape, format, group), scale_dtype)
     packed: Any = jax.ShapeDtypeStruct(stored, dtype)
     return QuantisedTensor(packed, scale, format, group)
@@ -132,7 +149,7 @@ def slice_leading(weight, starts, sizes):
 
 def expand_scale(t: QuantisedTensor) -> Float[Array, "... out in"]:
     """The scale of every element in float32 (out and in may be 1 where the scale does not vary)."""
-    if t.format == "int8":
+    if t.format in ROW_SCALED:
         return t.scale.astype(jnp.float32)[..., None]
     scale = codecs.e8m0_to_float(t.scale) if t.format == "mxfp4" else t.scale.astype(jnp.float32)
     scale = jnp.repeat(scale, t.group, axis=-1)[..., : t.shape[-1]]
@@ -147,18 +164,22 @@ def unpack(t: QuantisedTensor) -> Float[Array, "... out in"]:
         return codecs.unpack_int4(t.packed).astype(jnp.float32)
     if t.format == "mxfp4":
         return codecs.unpack_e2m1(t.packed)
-    if t.format == "fp8":
+    if t.format in ("fp8", "fp8_row"):
         return jax.lax.bitcast_convert_type(t.packed, jnp.float8_e4m3fn).astype(jnp.float32)
     return t.packed.astype(jnp.float32)
 
 
 def dequantise(t: QuantisedTensor, dtype=jnp.float32) -> Float[Array, "... out in"]:
     """The matrix it stands for: scaled in float32, rounded once to `dtype`."""
+    if t.format in GGUF_FORMATS:
+        return block_values(t.packed, t.format).astype(dtype)
     return (unpack(t) * expand_scale(t)).astype(dtype)
 
 
 def quantise(w: Float[Array, "... out in"], format: Format, *, group: int | None = None) -> QuantisedTensor:
-    """Rounds `w` to the nearest representable values. int8 and int4 scales have the dtype of `w`.
+    """Rounds `w` to the nearest representable values.
+
+    int8 and int4 scales have the dtype of `w`, fp8 scales are float32.
 
     Raises ValueError where in_features does not fit the format's group.
     """
@@ -169,8 +190,9 @@ def quantise(w: Float[Array, "... out in"], format: Format, *, group: int | None
         scale = _nonzero(jnp.max(jnp.abs(values), axis=-1) / 127).astype(w.dtype)
         packed = jnp.clip(jnp.round(values / scale.astype(jnp.float32)[..., None]), -127, 127).astype(jnp.int8)
         return QuantisedTensor(packed, scale, format, 0)
-    if format == "fp8":
-        scale = _nonzero(_block_absmax(values, group) / codecs.E4M3_MAX)
+    if format in ("fp8", "fp8_row"):
+        absmax = _block_absmax(values, group) if format == "fp8" else jnp.max(jnp.abs(values), axis=-1)
+        scale = _nonzero(absmax / codecs.E4M3_MAX)
         t = QuantisedTensor(w, scale, format, group)
         packed = jnp.clip(values / expand_scale(t), -codecs.E4M3_MAX, codecs.E4M3_MAX)
         bits = jax.lax.bitcast_convert_type(packed.astype(jnp.float8_e4m3fn), jnp.uint8)

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.common.varying import result_like, vary_together
 from pallas_kernels.quantised_matmul import gpu_tiles, tiles
-from pallas_kernels.quantised_matmul.formats import QuantisedTensor
+from pallas_kernels.quantised_matmul.formats import GGUF_FORMATS, QuantisedTensor
 
 OUT_TILE = 64
 MOST_TOKENS = 64
@@ -25,6 +25,8 @@ def refusal(x: Array, weight: QuantisedTensor) -> str | None:
 
 def refusal_of_weight(weight: Array | QuantisedTensor) -> str | None:
     """Why the rows of a weight cannot be addressed, None where they can."""
+    if isinstance(weight, QuantisedTensor) and weight.format in GGUF_FORMATS:
+        return f"{weight.format} blocks of a GGUF are multiplied natively on CPUs only."
     if math.prod(weight.shape[:-1]) >= 2**31:
         return f"a stack of shape {weight.shape} has 2**31 rows or more; split it."
     return None

@@ -9,10 +9,10 @@ from jax.experimental.pallas import triton as plgpu
 from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels.quantised_matmul.codecs import e2m1_to_float, e4m3_to_float
-from pallas_kernels.quantised_matmul.formats import QuantisedTensor
+from pallas_kernels.quantised_matmul.formats import ROW_SCALED, QuantisedTensor
 from pallas_kernels.quantised_matmul.tiles import plane_count
 
-STEP_WORDS = {None: 64, "int8": 64, "fp8": 64, "mxfp4": 64, "int4": 32}
+STEP_WORDS = {None: 64, "int8": 64, "fp8": 64, "fp8_row": 64, "mxfp4": 64, "int4": 32}
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Weight:
         quantised = isinstance(weight, QuantisedTensor)
         packed = weight.packed if quantised else weight
         planes, rows, words = plane_count(weight), packed.shape[-2], packed.shape[-1]
-        if not quantised or weight.format == "int8":
+        if not quantised or weight.format in ROW_SCALED:
             return cls(weight.format if quantised else None, words, words, rows, 1, rows, planes)
         scale_rows = weight.scale.shape[-2]
         return cls(
@@ -50,7 +50,9 @@ def flatten(weight: Array | QuantisedTensor) -> tuple[Array, ...]:
     """The arrays of a weight as `product` reads them."""
     if not isinstance(weight, QuantisedTensor):
         return (weight.reshape(-1, weight.shape[-1]),)
-    scale = weight.scale.reshape(-1) if weight.format == "int8" else weight.scale.reshape(-1, weight.scale.shape[-1])
+    scale = (
+        weight.scale.reshape(-1) if weight.format in ROW_SCALED else weight.scale.reshape(-1, weight.scale.shape[-1])
+    )
     return weight.packed.reshape(-1, weight.packed.shape[-1]), scale
 
 
@@ -84,7 +86,7 @@ def product(
         mask = both(real_out, inside)
         tile = plgpu.load(arrays[0].at[grid(packed_row, word)], mask=mask, other=0)
         scale = None
-        if weight.format not in (None, "int8"):
+        if weight.format not in (None, *ROW_SCALED):
             place = grid(scale_row, word // weight.words_per_scale)
             scale = _scale_values(plgpu.load(arrays[1].at[place], mask=mask, other=0), weight.format)
         for j in range(weight.planes):
@@ -102,7 +104,7 @@ def product(
 
     start = jnp.zeros((x_rows.shape[0], out_rows.shape[0]), jnp.float32)
     total = jax.lax.fori_loop(0, -(-weight.words // step), body, start)
-    if weight.format == "int8":
+    if weight.format in ROW_SCALED:
         scale = plgpu.load(arrays[1].at[packed_row], mask=real_out, other=0)
         total = total * scale.astype(jnp.float32)[None, :]
     return total
@@ -114,7 +116,7 @@ def _elements(tile: Array, format: str | None, plane: int) -> Array:
         return tile
     if format == "int8":
         return tile.astype(jnp.float32)
-    if format == "fp8":
+    if format in ("fp8", "fp8_row"):
         return e4m3_to_float(tile.astype(jnp.int32))
     nibbles = jax.lax.shift_right_logical(tile.astype(jnp.int32), jnp.full(tile.shape, 4 * plane, jnp.int32)) & 15
     return e2m1_to_float(nibbles) if format == "mxfp4" else (nibbles - 8).astype(jnp.float32)

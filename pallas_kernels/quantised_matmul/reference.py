@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.common.varying import vary_like
-from pallas_kernels.quantised_matmul.formats import QuantisedTensor, dequantise, slice_leading
+from pallas_kernels.quantised_matmul.formats import ROW_SCALED, QuantisedTensor, dequantise, slice_leading, unpack
 
 BLOCK_ELEMENTS = 1 << 20
 
@@ -39,10 +39,10 @@ def quantised_matmul(
 def multiply_f32(x: Float[Array, "T in"], weight: QuantisedTensor) -> Float[Array, "T out"]:
     """x @ weight.T in float32, with the elements of the weight rounded to the dtype of x before they multiply.
 
-    A scale that is constant along a row (int8) multiplies the sum instead, which rounds less.
+    A scale that is constant along a row multiplies the sum instead, which rounds less.
     """
-    if weight.format == "int8":
-        return matmul(x, weight.packed.astype(x.dtype)) * weight.scale.astype(jnp.float32)
+    if weight.format in ROW_SCALED:
+        return matmul(x, unpack(weight).astype(x.dtype)) * weight.scale.astype(jnp.float32)
     return matmul(x, dequantise(weight, x.dtype))
 
 

@@ -80,7 +80,7 @@ def multiply(
     Args:
       x: gives the plane of a number.
       packed: the tile. scale: for int4 and mxfp4 the scales of its rows, for fp8 those of the whole matrix, for
-        int8 one for each of its rows.
+        int8 and fp8_row one for each of its rows.
       first_row: number of the tile's first row in the matrix.
       packed_swapped, scale_swapped: whether they come with their two axes swapped.
     """
@@ -89,6 +89,9 @@ def multiply(
         return dot(x(0), packed.astype(dtype), word_axis)
     if format == "int8":
         return dot(x(0), packed.astype(jnp.float32).astype(dtype), word_axis) * scale.astype(jnp.float32)
+    if format == "fp8_row":
+        values = e4m3_to_float(packed.astype(jnp.int32)).astype(dtype)
+        return dot(x(0), values, word_axis) * scale.astype(jnp.float32)
     if format == "fp8":
         return _multiply_fp8(x(0), packed, scale, group, first_row)
     if format == "mxfp4":

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.common.varying import result_like, vary_together
 from pallas_kernels.quantised_matmul import tiles
-from pallas_kernels.quantised_matmul.formats import QuantisedTensor
+from pallas_kernels.quantised_matmul.formats import GGUF_FORMATS, ROW_SCALED, QuantisedTensor
 
 VMEM_LIMIT = 60 << 20
 TILE_BYTES = 4 << 20
@@ -29,6 +29,8 @@ def refusal_of_weight(weight: Array | QuantisedTensor) -> str | None:
     """Why a weight tile cannot be dequantised in VMEM, None where it can."""
     if not isinstance(weight, QuantisedTensor):
         return None
+    if weight.format in GGUF_FORMATS:
+        return f"{weight.format} blocks of a GGUF are multiplied natively on CPUs only."
     if weight.format == "fp8" and (weight.group != 128 or weight.scale.shape[-2] == weight.shape[-2]):
         return f"fp8 scales must be given for blocks of 128x128, got {weight.scale.shape} for {weight.shape}."
     return None
@@ -56,7 +58,7 @@ def quantised_matmul(
         shape = (width, rows) if turned else (rows, width)
         return pl.BlockSpec((None, *shape), lambda o, t, layer: (layer[0], *((0, o) if turned else (o, 0))))
 
-    if weight.format == "int8":
+    if weight.format in ROW_SCALED:
         scale = jax.lax.dynamic_slice_in_dim(weight.scale, layer, 1)
         scale_spec = pl.BlockSpec((1, rows), lambda o, t, layer: (0, o))
     elif weight.format == "fp8":

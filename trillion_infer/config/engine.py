@@ -4,11 +4,13 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from trillion_infer.config.experts import parse_expert_memory
 from trillion_infer.config.tiers import check_host, parse_disk, parse_store
 from trillion_infer.core.errors import ConfigError
 
 DTYPES = ("auto", "float32", "bfloat16")
-KV_DTYPES = (None, "auto", "float32", "bfloat16")
+KV_DTYPES = (None, "auto", "float32", "bfloat16", "int8", "fp8")
+QUANTIZE = (None, "none", "keep", "int8", "int4", "int4_64", "fp8")
 ATTENTION = ("auto", "reference", "pallas", "tpu", "gpu", "cpu")
 PAGE_SIZES = (8, 16, 32, 64, 128, 256, 512)
 
@@ -27,6 +29,9 @@ class EngineConfig:
     host_kv, disk_kv: bytes of host memory, and FOLDER:BYTES of disk, for KV that the pools give up.
     store: URL of a store that processes share, for all KV.
     sessions: folder of saved sessions. keep_alive: seconds for which a session's KV is pinned after a turn.
+    quantize: how weights are rounded while they load (weights/rounding.py); keep: blocks of a GGUF stay as they are;
+    none: they are decoded; None: what the platform does best.
+    expert_memory: host or host:BYTES keeps routed experts in host memory, BYTES of hot ones on the devices.
     speculate: drafters joined by commas: ngram, suffix, grammar; None: none.
     attention: backend of the attention ops. precompile: compile every bucket before the first request.
     compile_cache: folder of XLA's own cache, "" for none. bundle: folder of executable bundles, "" for none; None:
@@ -45,6 +50,8 @@ class EngineConfig:
     page_size: int | None = None
     kv_memory: float | None = None
     kv_dtype: str | None = None
+    quantize: str | None = None
+    expert_memory: str | None = None
     speculate: str | None = None
     host_kv: float = 0
     disk_kv: str | None = None
@@ -66,6 +73,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         _one_of("dtype", self.dtype, DTYPES)
         _one_of("kv_dtype", self.kv_dtype, KV_DTYPES)
+        _one_of("quantize", self.quantize, QUANTIZE)
         _one_of("attention", self.attention, ATTENTION)
         if self.page_size is not None:
             _one_of("page_size", self.page_size, PAGE_SIZES)
@@ -74,6 +82,7 @@ class EngineConfig:
         for field, low in (("max_model_len", 2), ("max_waiting", 1)):
             if getattr(self, field) is not None:
                 _at_least(field, getattr(self, field), low)
+        parse_expert_memory(self.expert_memory)
         check_host(self.host_kv)
         if self.disk_kv:
             parse_disk(self.disk_kv)

@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Sequence
 
 import jax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 
 from trillion_infer.cache.layout import PoolLayout
 from trillion_infer.config.cache import CacheGroup
@@ -21,8 +21,8 @@ RESERVE = {"tpu": 1 << 29, "gpu": 1 << 30, "cuda": 1 << 30}
 
 def local_page_bytes(layout: PoolLayout, mesh: Mesh) -> int:
     """Bytes of one page on one device."""
-    shard = NamedSharding(mesh, layout.spec).shard_shape(layout.shape(mesh.shape["data"]))
-    return math.prod(shard) * jax.numpy.dtype(layout.dtype).itemsize
+    leaves = jax.tree.leaves(layout.abstract(mesh.shape["data"], mesh))
+    return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
 
 
 def available(mesh: Mesh, kv_memory: float | None, temp_bytes: int) -> int:

@@ -20,20 +20,21 @@ from trillion_infer.cache.naming import BlockNamer
 from trillion_infer.cache.tiers.stack import TierStack
 from trillion_infer.config.cache import CacheGroup
 from trillion_infer.config.engine import PAGE_SIZES, EngineConfig
+from trillion_infer.config.experts import parse_expert_memory
 from trillion_infer.config.model import AttentionSpec, ModelConfig, MoESpec, cache_key
 from trillion_infer.config.scheduler import SchedulerConfig
 from trillion_infer.config.stages import stage_plan
 from trillion_infer.core.errors import ConfigError
 from trillion_infer.core.timeline import Timeline
 from trillion_infer.distributed.group import Follower, Group, Leader
-from trillion_infer.engine import budget
+from trillion_infer.engine import budget, experts
 from trillion_infer.engine.buckets import SMALLEST_PREFILL, make_buckets
 from trillion_infer.engine.disaggregated import DisaggregatedEngine, PrefillEngine
 from trillion_infer.engine.engine import Engine
 from trillion_infer.engine.fits import check_fits_here
 from trillion_infer.engine.guard import BatchGuard
 from trillion_infer.engine.many_hosts import FollowingEngine, LeadingEngine, agreement, recorder_for
-from trillion_infer.engine.memory import device_bytes, told_as_ours
+from trillion_infer.engine.memory import device_bytes, is_on_device, told_as_ours
 from trillion_infer.engine.ops import choose_ops, default_page_size, platform_of, pool_platform
 from trillion_infer.engine.programs import Programs
 from trillion_infer.engine.sizing import prepare, size_pools
@@ -42,11 +43,14 @@ from trillion_infer.engine.state import StateShape
 from trillion_infer.engine.tiering import KVTiering, PageCopier
 from trillion_infer.layers.decoder import Decoder
 from trillion_infer.layers.embedding import padded_vocab
+from trillion_infer.layers.expert_cache import ExpertCache
 from trillion_infer.layers.parameters import param_specs
 from trillion_infer.models import Family
 from trillion_infer.schedule.scheduler import Scheduler
 from trillion_infer.transfer.pages import PageMover
-from trillion_infer.weights.spec import ParamSpec
+from trillion_infer.weights.quantise import abstract_quantised
+from trillion_infer.weights.rounding import RECIPES
+from trillion_infer.weights.spec import HOST_MEMORY, ParamSpec
 
 Loader = Callable[[dict[str, Any], dict[str, Any], str], dict[str, jax.Array]]
 """load(specs, shardings, dtype) -> arrays by parameter path."""
@@ -61,12 +65,14 @@ class BuildReport:
 
     timeline: Timeline = field(default_factory=Timeline)
     weights_bytes: int = 0
+    host_bytes: int = 0
     kv_bytes: int = 0
     temp_bytes: int = 0
 
     def add(self, other: "BuildReport") -> None:
         """Takes in what another engine of the same process took."""
         self.weights_bytes += other.weights_bytes
+        self.host_bytes += other.host_bytes
         self.kv_bytes += other.kv_bytes
         self.temp_bytes = max(self.temp_bytes, other.temp_bytes)
 
@@ -97,7 +103,21 @@ class Blueprint:
     def shardings(self) -> dict[str, NamedSharding]:
         """Where each parameter lies; the parts of a quantised one lie alike."""
         specs = param_specs(self.model)
-        return {name: named_sharding(self.mesh, spec.axes, SERVE_RULES) for name, spec in specs.items()}
+        placed = {name: named_sharding(self.mesh, spec.axes, SERVE_RULES) for name, spec in specs.items()}
+        if self.expert_bytes is None:
+            return placed
+        return {n: s.with_memory_kind(HOST_MEMORY) if experts.on_host(specs[n]) else s for n, s in placed.items()}
+
+    @property
+    def expert_bytes(self) -> float | None:
+        """See `parse_expert_memory`."""
+        return parse_expert_memory(self.config.expert_memory)
+
+    def expert_cache(self) -> ExpertCache | None:
+        """The abstract cache of experts; None where they lie on the devices."""
+        if self.expert_bytes is None:
+            return None
+        return experts.abstract_cache(param_specs(self.model), self.abstract_params(), self.expert_bytes)
 
     def abstract_params(self) -> dict[str, Any]:
         """Shapes, dtypes and shardings of the parameters; `QuantisedTensor`s of them where weights stay packed."""
@@ -117,6 +137,7 @@ class Blueprint:
             -(-self.max_model_len // page_size),
             padded_vocab(self.family.config.vocab, shards(SERVE_RULES, "vocab", self.mesh.shape)),
             self.config.penalties,
+            self.expert_cache(),
         )
 
     def programs(self, pages: tuple[int, ...]) -> Programs:
@@ -148,14 +169,14 @@ class Blueprint:
         return f"weights take {self.weight_bytes_per_device():,}, program temporaries {temp_bytes:,}"
 
     def weight_bytes_per_device(self) -> int:
-        """Bytes of parameters on one device."""
-        return device_bytes(self.abstract_params())
+        """Bytes of parameters on one device, the cache of experts among them."""
+        return device_bytes((self.abstract_params(), self.expert_cache()))
 
 
 def plan_engine(family: Family, mesh: Mesh, config: EngineConfig, packing: Packing | None = None) -> Blueprint:
     """Checks the options against the model and the mesh. Raises ConfigError before anything is loaded.
 
-    packing: which weights stay quantised; None: none.
+    packing: which weights stay quantised as the checkpoint has them; None: none. `config.quantize` rounds plain ones.
     """
     model_config = family.config
     _check_mesh(mesh, model_config)
@@ -177,7 +198,18 @@ def plan_engine(family: Family, mesh: Mesh, config: EngineConfig, packing: Packi
     platform = pool_platform(mesh, config.attention, config.interpret)
     layouts = pool_layouts(model_config, page_size, kv_dtype, dict(mesh.shape), platform)
     model = Decoder(model_config, family.names, dict(mesh.shape))
-    return Blueprint(family, mesh, config, dtype, model, layouts, max_model_len, max_batch_tokens, packing)
+    if config.quantize in RECIPES:
+        if packing is not None:
+            raise ConfigError(
+                f"quantize is {config.quantize!r}, but the weights of this {model_config.family} are quantised "
+                "already. Leave quantize out."
+            )
+        packing = partial(abstract_quantised, recipe=config.quantize)
+    blueprint = Blueprint(family, mesh, config, dtype, model, layouts, max_model_len, max_batch_tokens, packing)
+    if blueprint.expert_bytes is not None:
+        experts.check_mesh(mesh)
+        blueprint.expert_cache()
+    return blueprint
 
 
 def _check_mesh(mesh: Mesh, model: ModelConfig) -> None:
@@ -244,8 +276,9 @@ def build_engine(
         with phase("allocate pools"), told_as_ours("the KV pools", _holders(blueprint, shape, programs)):
             state = shape.allocate(blueprint.mesh)
         params = loading.result()
-    report.weights_bytes = sum(array.nbytes for array in params.values())
-    report.kv_bytes = sum(array.nbytes for array in state.pools)
+    report.weights_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(params) if is_on_device(leaf))
+    report.host_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(params)) - report.weights_bytes
+    report.kv_bytes = sum(pool.nbytes for pool in state.kv_pools)
     report.temp_bytes = max((program.temp_bytes for program in programs.all), default=0)
     if group is not None:
         group.agree("built", 0, min)
@@ -322,7 +355,7 @@ def pool_side(blueprint: Blueprint) -> tuple[Mesh, tuple[PoolLayout, ...], list[
 def _holders(blueprint: Blueprint, shape: StateShape, programs: Programs) -> dict[str, int]:
     """Bytes on a device, by holder, when everything is in place."""
     state = shape.abstract(blueprint.mesh)
-    pools = {f"kv_{lay.key.name}": pool for lay, pool in zip(blueprint.layouts, state.pools, strict=True)}
+    pools = {f"kv_{lay.key.name}": pool for lay, pool in zip(blueprint.layouts, state.kv_pools, strict=True)}
     return {
         "weights": blueprint.weight_bytes_per_device(),
         **{name: device_bytes(pool) for name, pool in pools.items()},

@@ -23,6 +23,8 @@ from trillion_infer.engine.results import fetch_scores, new_tokens, read_logprob
 from trillion_infer.engine.speculation import Speculation
 from trillion_infer.engine.state import DeviceState, table_chunks
 from trillion_infer.engine.tiering import KVTiering
+from trillion_infer.layers.expert_cache import HITS, MISSES
+from trillion_infer.layers.pools import Pool
 from trillion_infer.sample import Sampled
 from trillion_infer.sample.bitmask import allow_all, forbid
 from trillion_infer.sample.table import RowTable
@@ -156,13 +158,14 @@ class Engine(KeepsBlocks):
             self.speculation.release(request)
 
     @property
-    def pools(self) -> tuple[jax.Array, ...]:
+    def pools(self) -> tuple[Pool, ...]:
         """The KV pools as the steps sent so far leave them."""
-        return self._state.pools
+        return self._state.kv_pools
 
-    def replace_pools(self, pools: tuple[jax.Array, ...]) -> None:
+    def replace_pools(self, pools: tuple[Pool, ...]) -> None:
         """Puts pools in place into which another pool's pages were written."""
-        self._state = DeviceState(pools, self._state.tables, self._state.sampler)
+        state = self._state
+        self._state = DeviceState((*pools, *state.pools[len(pools) :]), state.tables, state.sampler)
 
     def adopt(self, request: Request, num_computed: int) -> int | None:
         """Scheduler.adopt with the (one) scheduler of this engine."""
@@ -423,7 +426,7 @@ class Engine(KeepsBlocks):
     def stats(self) -> dict[str, float]:
         """Sums over data shards of the schedulers' figures, the engine's own counters, and what speculation gave."""
         total: dict[str, float] = self.speculation.stats() if self.speculation is not None else {}
-        total |= {"steps": self.steps, "compilations": self.programs.compiled}
+        total |= {"steps": self.steps, "compilations": self.programs.compiled, **self._expert_stats()}
         for scheduler in self.schedulers:
             for name, value in scheduler.stats().items():
                 total[name] = total.get(name, 0) + value
@@ -433,6 +436,14 @@ class Engine(KeepsBlocks):
         stored = sum(tiers[f"kv_{tier.name}.hit_tokens"] for tier in self.tiering.stack.tiers)
         return {**total, **tiers, "kv_device.hit_tokens": max(0, total["prefix_hit_tokens"] - stored)}
 
+    def _expert_stats(self) -> dict[str, float]:
+        """How many experts of all layers and steps were in the cache, and how many came from the host."""
+        cache = self._state.expert_cache
+        if cache is None:
+            return {}
+        hits, misses = np.asarray(cache.counts).sum(axis=0)[[HITS, MISSES]].tolist()
+        return {"expert_hits": hits, "expert_misses": misses, "expert_hit_rate": hits / max(1, hits + misses)}
+
     def meshes(self) -> list[tuple[str, Mesh]]:
         """The meshes that this runs on, by what they do."""
         return [("engine", self.programs.mesh)]
@@ -441,7 +452,9 @@ class Engine(KeepsBlocks):
         """Bytes of what stays on the devices besides weights, and of KV beyond them, by holder."""
         state = self._state
         layouts = self.schedulers[0].cache.groups
-        pools = {f"kv_{g.group.name}": pool.nbytes for g, pool in zip(layouts, state.pools, strict=True)}
+        pools = {f"kv_{g.group.name}": pool.nbytes for g, pool in zip(layouts, state.kv_pools, strict=True)}
+        if state.expert_cache is not None:
+            pools["expert_cache"] = state.expert_cache.nbytes
         sampler = sum(leaf.nbytes for leaf in jax.tree.leaves(state.sampler))
         beyond = {} if self.tiering is None else self.tiering.memory()
         return {**pools, "page_tables": sum(table.nbytes for table in state.tables), "sampler": sampler, **beyond}

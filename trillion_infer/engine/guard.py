@@ -26,7 +26,7 @@ class BatchGuard:
         tables = [np.asarray(table).reshape(len(packed), -1, table.shape[1]) for table in state.tables]
         for shard, row in enumerate(packed):
             views = layout.views(row)
-            for pool, table, of in zip(state.pools, tables, self._layouts, strict=True):
+            for pool, table, of in zip(state.kv_pools, tables, self._layouts, strict=True):
                 try:
                     check_values(
                         views["kv_lens"],

@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 
 from trillion_infer.core.errors import OutOfMemoryError
 from trillion_infer.engine.ops import device_memory, platform_of
+from trillion_infer.weights.spec import HOST_MEMORY
 
 FLAGS = {
     "weights": "dtype, a quantised checkpoint, or a mesh that splits them over more devices",
@@ -27,9 +28,14 @@ FLAGS = {
 
 
 def device_bytes(tree: Any) -> int:
-    """Bytes that (abstract) arrays take on one device."""
-    leaves = jax.tree.leaves(tree)
+    """Bytes that (abstract) arrays take on one device; those in host memory take none."""
+    leaves = filter(is_on_device, jax.tree.leaves(tree))
     return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
+
+
+def is_on_device(leaf: Any) -> bool:
+    """Whether an (abstract) array lies in device memory."""
+    return leaf.sharding.memory_kind != HOST_MEMORY
 
 
 def in_use(mesh: Mesh) -> int | None:

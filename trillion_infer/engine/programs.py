@@ -157,9 +157,11 @@ class Programs:
         config = replace(self.model.config, eos_ids=frozenset())
         arrays = []
         for path, leaf in jax.tree_util.tree_flatten_with_path((self.params, self.state))[0]:
-            in_pool = any(leaf is pool for pool in self.state.pools)
+            in_pool = any(leaf is part for part in jax.tree.leaves(self.state.kv_pools))
             shape = leaf.shape[:1] + leaf.shape[2:] if in_pool else leaf.shape
-            arrays.append((jax.tree_util.keystr(path), shape, str(leaf.dtype), str(leaf.sharding.spec)))
+            arrays.append(
+                (jax.tree_util.keystr(path), shape, str(leaf.dtype), str(leaf.sharding.spec), leaf.sharding.memory_kind)
+            )
         return {
             "model": config.family,
             "config": _digest(config),
@@ -183,7 +185,7 @@ class Programs:
                 (tokens, self.model.config.width), self.ops.dtype, sharding=NamedSharding(self.mesh, P("data"))
             )
             args = (self.params, hidden, replicated(()), replicated((SCORE_ROWS,)))
-            return make_score(self.model, self.mesh, self.ops), args, ()
+            return make_score(self.model, self.mesh, self.ops, self.params), args, ()
         if name.startswith("choose_"):
             return self._choose(BatchLayout(Bucket(0, int(name.removeprefix("choose_")))), vocab_words)
         if name.startswith("accept_"):
@@ -191,7 +193,7 @@ class Programs:
             return self._choose(BatchLayout(Bucket(0, int(name.removeprefix("accept_")), width)), vocab_words)
         bucket = next(b for b in self.buckets.all if b.name == name)
         packed = _abstract(NamedSharding(self.mesh, P("data")), (data, BatchLayout(bucket).size))
-        forward = make_forward(self.model, self.mesh, bucket, self.state, self.ops)
+        forward = make_forward(self.model, self.mesh, bucket, self.state, self.ops, self.params)
         state = self.state
         return forward, (self.params, state.pools, state.tables, state.sampler.last_token, packed), (1,)
 

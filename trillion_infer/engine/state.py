@@ -1,6 +1,7 @@
 """What stays on the device from step to step."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,8 @@ from jaxtyping import Array, Int
 
 from sharding.rules import VOCAB_AXES
 from trillion_infer.cache.layout import PoolLayout
+from trillion_infer.layers.expert_cache import ExpertCache
+from trillion_infer.layers.pools import Pool
 from trillion_infer.sample import SamplerState
 
 TABLE_CHUNK = 256
@@ -19,11 +22,25 @@ TABLE_CHUNK = 256
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class DeviceState:
-    """Donated to every step. pools: one array a cache group. tables: `[data*slots, B]`, one a group."""
+    """Donated to every step.
 
-    pools: tuple[Array, ...]
+    pools: one a cache group, and the cache of experts where there is one. tables: `[data*slots, B]`, one a group.
+    """
+
+    pools: tuple[Any, ...]
     tables: tuple[Int[Array, "N B"], ...]
     sampler: SamplerState
+
+    @property
+    def kv_pools(self) -> tuple[Pool, ...]:
+        """The pools of the cache groups."""
+        return self.pools[: len(self.tables)]
+
+    @property
+    def expert_cache(self) -> ExpertCache | None:
+        """None where experts lie on the devices."""
+        last = self.pools[-1] if self.pools else None
+        return last if isinstance(last, ExpertCache) else None
 
     @property
     def sampler_vocab(self) -> int:
@@ -35,7 +52,8 @@ class DeviceState:
 class StateShape:
     """Everything that fixes the shapes of a DeviceState.
 
-    pages: pages of each pool a data shard. slots: running requests a data shard. blocks: page table width.
+    pages: pages of each pool a data shard. slots: running requests a data shard. blocks: page table width. experts: the
+    abstract cache of experts, if there is one.
     """
 
     layouts: tuple[PoolLayout, ...]
@@ -44,6 +62,7 @@ class StateShape:
     blocks: int
     vocab: int
     penalties: bool
+    experts: ExpertCache | None = None
 
     def abstract(self, mesh: Mesh) -> DeviceState:
         """Shapes and shardings, without memory."""
@@ -55,8 +74,9 @@ class StateShape:
         sampler = jax.eval_shape(lambda: SamplerState.create(data * self.slots, self.vocab, penalties=self.penalties))
         table = jax.ShapeDtypeStruct((data * self.slots, self.blocks), jnp.int32)
         return DeviceState(
-            pools=tuple(  # pyright: ignore[reportArgumentType]
-                layout.abstract(pages * data, mesh) for layout, pages in zip(self.layouts, self.pages, strict=True)
+            pools=(
+                *(layout.abstract(pages * data, mesh) for layout, pages in zip(self.layouts, self.pages, strict=True)),
+                *(() if self.experts is None else (self.experts,)),  # pyright: ignore[reportArgumentType]
             ),
             tables=tuple(  # pyright: ignore[reportArgumentType]
                 of(PartitionSpec("data"), table) for _ in self.layouts

@@ -7,6 +7,7 @@ only: buckets share it. Everything between them stays on the device.
 import math
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,13 +15,12 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Int, UInt
 
-from sharding.rules import SERVE_RULES, VOCAB_AXES, partition_spec
+from sharding.rules import VOCAB_AXES
 from trillion_infer.engine.batch import ON_DEVICE, BatchLayout, token_positions
 from trillion_infer.engine.buckets import Bucket
 from trillion_infer.engine.state import DeviceState
 from trillion_infer.layers.context import Ops, Sequences
 from trillion_infer.layers.decoder import Decoder, Params, Pools, StepInputs
-from trillion_infer.layers.parameters import param_specs
 from trillion_infer.sample import PACKED_FIELDS, RowParams, Sampled, SamplerState, sample, score, unpack
 from trillion_infer.speculate.verify import Verified, verify
 
@@ -28,16 +28,16 @@ SCORE_ROWS = 64
 """Prompt positions scored at a time: bounds the logits held at once."""
 
 
-def make_forward(model: Decoder, mesh: Mesh, bucket: Bucket, state: DeviceState, ops: Ops):
+def make_forward(model: Decoder, mesh: Mesh, bucket: Bucket, state: DeviceState, ops: Ops, weights: Params):
     """forward(params, pools, tables, last_token, packed) -> (pools, rows, logits, hidden).
 
     packed: BatchLayout's array, one row a data shard. rows: packed sampling parameters, with slots of the whole
-    mesh. logits `[data*S*width, V]` float32. hidden `[data*T, M]`: final hidden states of every token. `state` gives
-    shapes and shardings only.
+    mesh. logits `[data*S*width, V]` float32. hidden `[data*T, M]`: final hidden states of every token. `state` and
+    `weights` give shapes and shardings only.
     """
     layout = BatchLayout(bucket)
     slots = state.tables[0].shape[0] // mesh.shape["data"]
-    run = _sharded_forward(model, mesh, bucket, state, ops)
+    run = _sharded_forward(model, mesh, bucket, state, ops, weights)
 
     def forward(params, pools: Pools, tables, last_token: Int[Array, "N"], packed: Int[Array, "d n"]):
         fields = layout.unpack(packed)
@@ -103,7 +103,7 @@ def _pick(fields: dict[str, Array]) -> dict[str, Array]:
     return {name: fields[name] for name in ("slots", "kv_lens", "cu_q_lens", "num_seqs", "sample_rows")}
 
 
-def _sharded_forward(model: Decoder, mesh: Mesh, bucket: Bucket, state: DeviceState, ops: Ops):
+def _sharded_forward(model: Decoder, mesh: Mesh, bucket: Bucket, state: DeviceState, ops: Ops, weights: Params):
     """The decoder on every shard of the mesh; collectives are where the layers say.
 
     Along `sequence` every device computes its part of the tokens, or, where there is one a request or pipeline stages
@@ -113,8 +113,8 @@ def _sharded_forward(model: Decoder, mesh: Mesh, bucket: Bucket, state: DeviceSt
     split = divides and mesh.shape["stage"] == 1 and not bucket.is_decode
     token_axes = ("sequence",) if split else ()
     max_q_len = 1 if bucket.is_decode else None
-    params = {name: partition_spec(spec.axes, SERVE_RULES) for name, spec in param_specs(model).items()}
-    pools = tuple(leaf.sharding.spec for leaf in state.pools)  # pyright: ignore[reportAttributeAccessIssue]
+    params = _specs_of(weights)
+    pools = _specs_of(state.pools)
     tables = tuple(P("data") for _ in state.tables)
 
     def shard(params: Params, pools: Pools, tables, batch: dict[str, Array]):
@@ -149,9 +149,14 @@ def own_part(x: Int[Array, "T"], axes: tuple[str, ...], mesh: Mesh) -> Int[Array
     return jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index(axes) * count, count)
 
 
-def make_score(model: Decoder, mesh: Mesh, ops: Ops):
+def _specs_of(arrays: Any) -> Any:
+    """How each leaf is split; the parts of a quantised weight or pool have different axes."""
+    return jax.tree.map(lambda leaf: leaf.sharding.spec, arrays)
+
+
+def make_score(model: Decoder, mesh: Mesh, ops: Ops, weights: Params):
     """score(params, hidden [n, M], start, targets [SCORE_ROWS]) -> logprob, rank, top ids and top logprobs."""
-    specs = {name: partition_spec(spec.axes, SERVE_RULES) for name, spec in param_specs(model).items()}
+    specs = _specs_of(weights)
 
     def logits_of(params, hidden):
         return jax.shard_map(

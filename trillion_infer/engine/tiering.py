@@ -17,10 +17,11 @@ from trillion_infer.cache.tiers.make import make_tiers
 from trillion_infer.cache.tiers.stack import TierStack
 from trillion_infer.config.engine import EngineConfig
 from trillion_infer.engine.promoter import Promoter
+from trillion_infer.layers.pools import Pool
 from trillion_infer.schedule.scheduler import Scheduler
-from trillion_infer.transfer.pages import PAGES_PER_CALL, extract, insert, padded_ids, page_program
+from trillion_infer.transfer.pages import PAGES_PER_CALL, SCALE_BYTES, extract, insert, padded_ids, page_program
 
-Pools = tuple[Array, ...]
+Pools = tuple[Pool, ...]
 
 LOOK_AHEAD = 64
 """Blocks next to be evicted that are looked at, to fill a call that reads pages."""
@@ -31,21 +32,22 @@ class PageCopier:
 
     def __init__(self, mesh: Mesh, layouts: Sequence[PoolLayout], plans: Sequence[HeadPlan | None]):
         self._out = [page_program(extract, mesh, plan) for plan in plans]
-        self._into = [page_program(insert, mesh, plan, lay.spec) for lay, plan in zip(layouts, plans, strict=True)]
+        self._into = [page_program(insert, mesh, plan, lay.pool_spec) for lay, plan in zip(layouts, plans, strict=True)]
         self._shapes = [_block_shape(layout, plan) for layout, plan in zip(layouts, plans, strict=True)]
-        self._dtypes = [jax.numpy.dtype(layout.dtype) for layout in layouts]
+        self._dtypes = [np.dtype(np.uint8 if lay.quantised else jax.numpy.dtype(lay.dtype)) for lay in layouts]
+        self._names = [layout.dtype for layout in layouts]
 
     def open_tiers(self, config: EngineConfig, fingerprint: bytes) -> list[Tier]:
         """The tiers that `config` asks for, for blocks of these pools. Raises what `make_tiers` raises."""
         sizes = [self.block_bytes(group) for group in range(len(self._shapes))]
-        layout = repr([(shape, dtype.name) for shape, dtype in zip(self._shapes, self._dtypes, strict=True)])
+        layout = repr(list(zip(self._shapes, self._names, strict=True)))
         return make_tiers(config.host_kv, config.disk_kv, config.store, fingerprint, layout, sizes)
 
     def block_bytes(self, group: int) -> int:
         """Bytes of one page of a group, replicas and padding of heads left out."""
         return int(np.prod(self._shapes[group])) * self._dtypes[group].itemsize
 
-    def read(self, pool: Array, group: int, pages: Sequence[int]) -> Array:
+    def read(self, pool: Pool, group: int, pages: Sequence[int]) -> Array:
         """Starts copying at most PAGES_PER_CALL pages to the host, as the steps sent so far leave them."""
         data = self._out[group](pool, padded_ids(pages, 0))
         data.copy_to_host_async()
@@ -56,7 +58,7 @@ class PageCopier:
         host = np.asarray(data)
         return [host[:, i].tobytes() for i in range(count)]
 
-    def write(self, pool: Array, group: int, pages: Sequence[int], blocks: Sequence[bytes]) -> Array:
+    def write(self, pool: Pool, group: int, pages: Sequence[int], blocks: Sequence[bytes]) -> Pool:
         """The pool with at most PAGES_PER_CALL blocks in `pages`; donates it."""
         shape = self._shapes[group]
         data = np.zeros((shape[0], PAGES_PER_CALL, *shape[1:]), self._dtypes[group])
@@ -72,9 +74,11 @@ class PageCopier:
 
 
 def _block_shape(layout: PoolLayout, plan: HeadPlan | None) -> tuple[int, ...]:
+    """Of a page as `extract` gives it, its layers first."""
+    scales = SCALE_BYTES if layout.quantised else 0
     if plan is None:
-        return (layout.layers, layout.page_size, layout.dim)
-    return (layout.layers, layout.page_size, plan.kv_heads, 2, layout.dim)
+        return (layout.layers, layout.page_size, layout.dim + layout.scale_rows * scales)
+    return (layout.layers, layout.page_size, plan.kv_heads, 2, layout.dim + scales)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from trillion_infer.layers.context import Context
 from trillion_infer.layers.linear import linear
 from trillion_infer.layers.norm import RMSNorm, rms_normalise
 from trillion_infer.layers.parameters import WHOLE, Part, stacked, value
+from trillion_infer.layers.pools import Pool, on_pool
 from trillion_infer.layers.rope import apply_rope
 from trillion_infer.layers.slots import batch_of, slot_shard
 
@@ -43,13 +44,15 @@ class Attention(nnx.Module):
             prefixes,
             (kv, group + 2, dim, width),
             (*head_axes, "embed"),
-            {f"{which}_proj.weight": rows(which, (width,)) for which in places},
+            {f"{which}_proj.weight": rows(which, (-1,)) for which in places},
+            in_axes=1,
         )
         self.out = stacked(
             prefixes,
             (width, kv, group, dim),
             ("embed", *head_axes),
             {"o_proj.weight": Part((), lambda w: _place_out(plan, w, dim))},
+            in_axes=3,
         )
         biases = {f"{which}_proj.bias": rows(which, ()) for which in places}
         sinks = {"sinks": Part((), plan.place_queries)}
@@ -64,8 +67,8 @@ class Attention(nnx.Module):
         self.k_norm = head_norm("k_norm.") if spec.qk_norm == "rms" else None
 
     def __call__(
-        self, x: Float[Array, "T M"], pools: tuple[Array, ...], layer: Int[Array, ""], ctx: Context
-    ) -> tuple[Float[Array, "T M"], tuple[Array, ...]]:
+        self, x: Float[Array, "T M"], pools: tuple[Pool, ...], layer: Int[Array, ""], ctx: Context
+    ) -> tuple[Float[Array, "T M"], tuple[Pool, ...]]:
         """Writes the step's keys and values into layer `layer` of this mixer's pool and attends."""
         spec = self.spec
         qkv = linear(x, self.qkv, ctx)
@@ -80,7 +83,7 @@ class Attention(nnx.Module):
         if self.slot_axis == "shared_slots":
             q = ctx.gather(q, "kv_replicas", axis=1)
             sinks = None if sinks is None else ctx.gather(sinks, "kv_replicas", axis=0)
-        out, *lse, pool = ragged_paged_attention(
+        out, *lse, pool = on_pool(ragged_paged_attention, 3)(
             ctx.whole_tokens(q),
             ctx.whole_tokens(k),
             ctx.whole_tokens(v),

@@ -15,16 +15,19 @@ from trillion_infer.config.stages import StagePlan, stage_plan
 from trillion_infer.layers.attention import Attention
 from trillion_infer.layers.context import Context, Ops, Sequences
 from trillion_infer.layers.embedding import Embedding
+from trillion_infer.layers.expert_cache import ExpertCache
 from trillion_infer.layers.ffn import GatedFFN
 from trillion_infer.layers.latent import LatentAttention
 from trillion_infer.layers.moe import ExpertNames, MoE
 from trillion_infer.layers.norm import RMSNorm
 from trillion_infer.layers.parameters import bind, place_rows
 from trillion_infer.layers.pipeline import Activations, MicroBatches, run_stages
+from trillion_infer.layers.pools import Pool
 from trillion_infer.layers.rope import rope_tables
 
 Params = Mapping[str, Array]
-Pools = tuple[Array, ...]
+Pools = tuple[Pool | ExpertCache, ...]
+"""KV pools, and last the cache of experts where they lie in host memory."""
 Sizes = Mapping[str, int]
 """Devices along each axis of the mesh."""
 
@@ -93,11 +96,17 @@ class Layer(nnx.Module):
         self.ffn_post_norm = norm(names.ffn_post_norm) if sandwich else None
 
     def __call__(
-        self, x: Float[Array, "T M"], pools: Pools, pool_layer: Int[Array, ""], ctx: Context
+        self, x: Float[Array, "T M"], pools: Pools, pool_layer: Int[Array, ""], ctx: Context, mixture: Int[Array, ""]
     ) -> tuple[Float[Array, "T M"], Pools]:
+        """mixture: which of the model's mixture layers this is, if it is one."""
         mixed, pools = self.mixer(self.mixer_norm(x), pools, pool_layer, ctx)
         x = x + (mixed if self.mixer_post_norm is None else self.mixer_post_norm(mixed))
-        fed = self.ffn(self.ffn_norm(x), ctx)
+        normed = self.ffn_norm(x)
+        if isinstance(self.ffn, MoE) and isinstance(pools[-1], ExpertCache):
+            fed, cache = self.ffn.through_cache(normed, pools[-1], mixture, ctx)
+            pools = (*pools[:-1], cache)
+        else:
+            fed = self.ffn(normed, ctx)
         return x + (fed if self.ffn_post_norm is None else self.ffn_post_norm(fed)), pools
 
 
@@ -171,6 +180,11 @@ class Decoder(nnx.Module):
         for layer in layers:
             offsets.append(per_period[layer.key])
             per_period[layer.key] += 1
+        mixtures = [isinstance(layer.ffn, MoE) for layer in layers]
+        first_mixture = sum(
+            slots * sum(isinstance(layer.ffn, MoE) for layer in earlier)
+            for earlier, slots in zip(self.segments[:number], map(plan.slots, range(number)), strict=True)
+        )
         base = {key: _by_stage(plan.pool_starts(number, key), stage) for key in per_period}
 
         def one_period(repeat, carry):
@@ -178,7 +192,8 @@ class Decoder(nnx.Module):
             for place, layer in enumerate(layers):
                 bound = bind(layer, params, f"segments.{number}.{place}.", repeat)
                 pool_layer = base[layer.key] + repeat * per_period[layer.key] + offsets[place]
-                x, pools = bound(x, pools, pool_layer, ctx)
+                mixture = first_mixture + repeat * sum(mixtures) + sum(mixtures[:place])
+                x, pools = bound(x, pools, pool_layer, ctx, mixture)
             return x, pools
 
         if plan.is_even(number):

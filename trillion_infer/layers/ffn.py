@@ -25,9 +25,10 @@ class GatedFFN(nnx.Module):
             (2, ffn, width),
             ("gate_up", "ffn", "embed"),
             {"gate_proj.weight": Part((0, real)), "up_proj.weight": Part((1, real))},
+            in_axes=1,
         )
         down = {"down_proj.weight": Part((slice(None), real))}
-        self.down = stacked(prefixes, (width, ffn), ("embed", "ffn"), down)
+        self.down = stacked(prefixes, (width, ffn), ("embed", "ffn"), down, in_axes=1)
 
     def __call__(self, x: Float[Array, "T M"], ctx: Context) -> Float[Array, "T M"]:
         gate_up = linear(x, self.gate_up, ctx)

@@ -17,6 +17,7 @@ from trillion_infer.layers.latent_slots import attend_over_slots
 from trillion_infer.layers.linear import linear
 from trillion_infer.layers.norm import RMSNorm
 from trillion_infer.layers.parameters import Part, stacked, value
+from trillion_infer.layers.pools import Pool, on_pool
 from trillion_infer.layers.rope import apply_rope
 from trillion_infer.layers.slots import batch_of, slot_shard
 
@@ -43,13 +44,14 @@ class LatentAttention(nnx.Module):
         rows = ("latent_rows", "embed")
         query_down = {"q_a_proj.weight": Part((slice(0, query_in),))}
         query_rows = round_up(query_in, tensor)
-        self.query_down = stacked(prefixes, (query_rows, width), rows, query_down) if low_rank else None
+        self.query_down = stacked(prefixes, (query_rows, width), rows, query_down, in_axes=1) if low_rank else None
         self.query_norm = norm("q_a_layernorm.", query_in) if low_rank else None
         query_name = "q_b_proj.weight" if low_rank else "q_proj.weight"
         query = {query_name: Part((real,), lambda w: w.reshape(spec.heads, query_dim, query_in))}
-        self.query = stacked(prefixes, (heads, query_dim, query_in), ("heads", "head_dim", "latent"), query)
+        self.query = stacked(prefixes, (heads, query_dim, query_in), ("heads", "head_dim", "latent"), query, in_axes=1)
         down = {"kv_a_proj_with_mqa.weight": Part((slice(0, rank + spec.rope_dim),))}
-        self.kv_down = stacked(prefixes, (round_up(rank + spec.rope_dim, tensor), width), rows, down)
+        kv_rows = round_up(rank + spec.rope_dim, tensor)
+        self.kv_down = stacked(prefixes, (kv_rows, width), rows, down, in_axes=1)
         self.kv_norm = norm("kv_a_layernorm.", rank)
 
         def up(part: slice) -> dict[str, Part]:
@@ -59,11 +61,12 @@ class LatentAttention(nnx.Module):
         self.key_up = stacked(prefixes, (heads, spec.nope_dim, rank), axes, up(slice(0, spec.nope_dim)))
         self.value_up = stacked(prefixes, (heads, spec.value_dim, rank), axes, up(slice(spec.nope_dim, per_head)))
         out = {"o_proj.weight": Part((slice(None), real), lambda w: w.reshape(width, spec.heads, spec.value_dim))}
-        self.out = stacked(prefixes, (width, heads, spec.value_dim), ("embed", "heads", "head_dim"), out)
+        axes = ("embed", "heads", "head_dim")
+        self.out = stacked(prefixes, (width, heads, spec.value_dim), axes, out, in_axes=2)
 
     def __call__(
-        self, x: Float[Array, "T M"], pools: tuple[Array, ...], layer: Int[Array, ""], ctx: Context
-    ) -> tuple[Float[Array, "T M"], tuple[Array, ...]]:
+        self, x: Float[Array, "T M"], pools: tuple[Pool, ...], layer: Int[Array, ""], ctx: Context
+    ) -> tuple[Float[Array, "T M"], tuple[Pool, ...]]:
         """Writes the step's latent entries into layer `layer` of the latent pool and attends."""
         spec = self.spec
         lowered, entry = self._lower(x, ctx)
@@ -75,7 +78,7 @@ class LatentAttention(nnx.Module):
         q_latent = _per_head("thn,hnr->thr", query[:, :, : spec.nope_dim], value(self.key_up))
         place = ctx.cache_index[cache_key(spec)]
         attend = partial(
-            latent_paged_attention,
+            on_pool(latent_paged_attention, 4),
             scale=spec.scale,
             max_q_len=ctx.max_q_len,
             backend=ctx.ops.attention,

@@ -9,6 +9,7 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.common.slot_shard import merge_parts
 from trillion_infer.layers.context import Context
+from trillion_infer.layers.pools import Pool
 from trillion_infer.layers.slots import Batch, token_slice
 
 SLICE_BYTES = 64 << 20
@@ -21,11 +22,11 @@ New = tuple[Array, Array, Array, Array]
 def attend_over_slots(
     attend: Callable[..., tuple[Array, ...]],
     new: New,
-    pool: Float[Array, "L P p R"],
+    pool: Pool,
     layer: Int[Array, ""],
     batch: Batch,
     ctx: Context,
-) -> tuple[Float[Array, "T H Rl"], Float[Array, "L P p R"]]:
+) -> tuple[Float[Array, "T H Rl"], Pool]:
     """Latent attention over all devices' slots, for the tokens and heads of this device; and the pool.
 
     attend: the op with its options and this device's slots. Queries are gathered over heads a slice of tokens at a

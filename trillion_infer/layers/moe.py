@@ -16,8 +16,9 @@ from sharding.rules import SERVE_RULES, shards
 from trillion_infer.config.model import DenseSpec, ModelConfig, MoESpec
 from trillion_infer.layers import exchange
 from trillion_infer.layers.context import Context
+from trillion_infer.layers.expert_cache import ExpertCache, bring_in, from_host, needed_experts, slots_of_layer
 from trillion_infer.layers.ffn import GatedFFN
-from trillion_infer.layers.parameters import LayerSlice, Part, stacked
+from trillion_infer.layers.parameters import LayerSlice, Part, stacked, value
 from trillion_infer.layers.router import Router
 
 
@@ -51,10 +52,10 @@ class MoE(nnx.Module):
         experts, ffn = round_up(spec.experts, parts_of("experts")), round_up(spec.width, parts_of("expert_ffn"))
         width = config.width
         parts = _separate(spec) if names.layout == "separate" else _fused(spec, names.layout == "interleaved")
-        self.gate_up = stacked(
-            prefixes, (experts, 2, ffn, width), ("experts", "gate_up", "expert_ffn", "embed"), parts["gate_up"]
-        )
-        self.down = stacked(prefixes, (experts, width, ffn), ("experts", "embed", "expert_ffn"), parts["down"])
+        axes = ("experts", "gate_up", "expert_ffn", "embed")
+        self.gate_up = stacked(prefixes, (experts, 2, ffn, width), axes, parts["gate_up"], in_axes=1)
+        axes = ("experts", "embed", "expert_ffn")
+        self.down = stacked(prefixes, (experts, width, ffn), axes, parts["down"], in_axes=1)
         real = slice(0, spec.experts)
         gate_up_bias = {"experts.gate_up_proj_bias": Part((real,), lambda b: _halves(b, names.layout == "interleaved"))}
         down_bias = {"experts.down_proj_bias": Part((real,))}
@@ -88,6 +89,44 @@ class MoE(nnx.Module):
         if apart and not exchanged:
             routed = lax.psum_scatter(routed, apart, scatter_dimension=0, tiled=True)
         return routed if self.shared is None else routed + self.shared(x, ctx)
+
+    def through_cache(
+        self, x: Float[Array, "T M"], cache: ExpertCache, number: Int[Array, ""], ctx: Context
+    ) -> tuple[Float[Array, "T M"], ExpertCache]:
+        """As a call, with the experts' stacks in host memory: mixture layer `number` reads the cache's slots."""
+        ids, weights = self.router(x, ctx)
+        gate_up, layer = _stack(self.gate_up)
+        down, _ = _stack(self.down)
+        experts = gate_up.shape[1]
+        local = ids - ctx.shard_index("experts") * experts
+        real = jnp.arange(x.shape[0]) < ctx.sequences.cu_q_lens[-1]
+        here = real[:, None] & (local >= 0) & (local < experts)
+
+        def read(expert):
+            return from_host(gate_up, layer, expert), from_host(down, layer, expert)
+
+        cache = bring_in(cache, read, number, needed_experts(jnp.where(here, local, -1), experts))
+        slots = slots_of_layer(cache, number)[jnp.clip(local, 0, experts - 1)]
+        held = jnp.clip(cache.owner - 1 - number * experts, 0, experts - 1)
+        bias, down_bias = (None if p is None else value(p)[held] for p in (self.gate_up_bias, self.down_bias))
+        if down_bias is not None:
+            down_bias = jnp.where(ctx.shard_index("expert_ffn") == 0, down_bias, 0)
+        routed = grouped_ffn(
+            x,
+            cache.gate_up,
+            cache.down,
+            jnp.where(here, slots, -1),
+            weights,
+            activation=self.spec.activation,
+            gate_up_bias=bias,
+            down_bias=down_bias,
+            scores_on_input=self.spec.router.on_input,
+            backend=ctx.ops.attention,
+            interpret=ctx.ops.interpret,
+        )
+        axes = ctx.axes("experts") + ctx.axes("expert_ffn")
+        routed = lax.psum(routed, axes) if axes else routed
+        return (routed if self.shared is None else routed + self.shared(x, ctx)), cache
 
     def _exchanged(
         self, x: Float[Array, "T M"], ids: Int[Array, "T k"], weights: Float[Array, "T k"], apart: tuple[str, ...], ctx

@@ -35,20 +35,31 @@ def stacked(
     *,
     dtype: str | None = None,
     init: str = "normal",
+    in_axes: int = 0,
 ) -> nnx.Param:
-    """A parameter `[len(prefixes), *shape]` whose row i is filled from tensors `prefixes[i] + name` for each part."""
+    """A parameter `[len(prefixes), *shape]` whose row i is filled from tensors `prefixes[i] + name` for each part.
+
+    in_axes: how many trailing axes a product sums over that takes quantised weights, too (see ParamSpec).
+    """
     sources = tuple(
         Source(prefix + name, (i, *part.index), part.transform)
         for i, prefix in enumerate(prefixes)
         for name, part in parts.items()
     )
-    return nnx.Param(ParamSpec((len(prefixes), *shape), dtype, ("layers", *axes), sources, init))
+    return nnx.Param(ParamSpec((len(prefixes), *shape), dtype, ("layers", *axes), sources, init, in_axes))
 
 
 def single(shape: tuple[int, ...], axes: tuple[str | None, ...], name: str, part: Part = WHOLE, **kw: Any) -> nnx.Param:
     """A parameter outside the stacks, filled from one checkpoint tensor."""
     return nnx.Param(
-        ParamSpec(shape, kw.get("dtype"), axes, (Source(name, part.index, part.transform),), kw.get("init", "normal"))
+        ParamSpec(
+            shape,
+            kw.get("dtype"),
+            axes,
+            (Source(name, part.index, part.transform),),
+            kw.get("init", "normal"),
+            kw.get("in_axes", 0),
+        )
     )
 
 

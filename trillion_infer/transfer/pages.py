@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Int
@@ -14,6 +15,7 @@ from jaxtyping import Array, Int
 from sharding.heads import HeadPlan
 from trillion_infer.cache.layout import PoolLayout
 from trillion_infer.core.errors import ConfigError
+from trillion_infer.layers.pools import Pool, QuantisedPool
 
 PAGES_PER_CALL = 16
 """Pages one call moves: the only shape there is, so nothing is compiled for a page count."""
@@ -34,8 +36,43 @@ def head_map(plan: HeadPlan) -> HeadMap:
     return HeadMap(tuple(h * plan.replicas for h in range(plan.kv_heads)), holds)
 
 
-def extract(pool: Array, pages: Int[Array, "n"], heads: HeadMap | None) -> Array:
-    """Pages of every layer, by logical head: `[L, n, p, K, 2, D]`, or `[L, n, p, R]` of a latent pool."""
+SCALE_BYTES = 4
+
+
+def extract(pool: Pool, pages: Int[Array, "n"], heads: HeadMap | None) -> Array:
+    """Pages of every layer, by logical head: `[L, n, p, K, 2, D]`, or `[L, n, p, R]` of a latent pool.
+
+    Of a quantised pool: bytes, each vector's numbers and then its scale (of a latent entry: scales) in float32.
+    """
+    if not isinstance(pool, QuantisedPool):
+        return _extract(pool, pages, heads)
+    values = _bytes_of(_extract(pool.values, pages, heads))
+    scales = jnp.take(pool.scales, pages, axis=1, mode="clip").swapaxes(2, 3)
+    if heads is not None:
+        scales = scales.reshape(*scales.shape[:3], len(heads.holds), 2, 1)[:, :, :, jnp.asarray(heads.first)]
+    return jnp.concatenate((values, _bytes_of(scales)), axis=-1)
+
+
+def insert(pool: Pool, pages: Int[Array, "n"], data: Array, heads: HeadMap | None) -> Pool:
+    """The pool with `data` (see `extract`) in these pages; ids at and past the pool's end are padding."""
+    if not isinstance(pool, QuantisedPool):
+        return _insert(pool, pages, data, heads)
+    width = pool.values.shape[-1]
+    values = lax.bitcast_convert_type(data[..., :width], pool.values.dtype)
+    scales = lax.bitcast_convert_type(data[..., width:].reshape(*data.shape[:-1], -1, SCALE_BYTES), jnp.float32)
+    if heads is not None:
+        scales = _by_physical_head(scales, heads).reshape(*scales.shape[:3], -1)
+    new = pool.scales.at[:, pages].set(scales.swapaxes(2, 3), mode="drop")
+    return QuantisedPool(_insert(pool.values, pages, values, heads), new)
+
+
+def _bytes_of(x: Array) -> Array:
+    """The bytes of the elements along the last axis."""
+    out = lax.bitcast_convert_type(x, jnp.uint8)
+    return out if out.ndim == x.ndim else out.reshape(*x.shape[:-1], -1)
+
+
+def _extract(pool: Array, pages: Int[Array, "n"], heads: HeadMap | None) -> Array:
     taken = jnp.take(pool, pages, axis=1, mode="clip")
     if heads is None:
         return taken
@@ -43,14 +80,18 @@ def extract(pool: Array, pages: Int[Array, "n"], heads: HeadMap | None) -> Array
     return taken.reshape(layers, count, size, len(heads.holds), 2, dim)[:, :, :, jnp.asarray(heads.first)]
 
 
-def insert(pool: Array, pages: Int[Array, "n"], data: Array, heads: HeadMap | None) -> Array:
-    """The pool with `data` (see `extract`) in these pages; ids at and past the pool's end are padding."""
+def _insert(pool: Array, pages: Int[Array, "n"], data: Array, heads: HeadMap | None) -> Array:
     if heads is not None:
-        places = jnp.asarray([max(h, 0) for h in heads.holds])
-        real = jnp.asarray([h >= 0 for h in heads.holds])
-        data = jnp.where(real[:, None, None], data[:, :, :, places], 0)
+        data = _by_physical_head(data, heads)
         data = data.reshape(data.shape[0], data.shape[1], *pool.shape[2:])
     return pool.at[:, pages].set(data.astype(pool.dtype), mode="drop")
+
+
+def _by_physical_head(data: Array, heads: HeadMap) -> Array:
+    """`[L, n, p, K, 2, …]` with a head for each physical one; zeros where it holds none."""
+    places = jnp.asarray([max(h, 0) for h in heads.holds])
+    real = jnp.asarray([h >= 0 for h in heads.holds])
+    return jnp.where(real[:, None, None], data[:, :, :, places], jnp.zeros((), data.dtype))
 
 
 class PageMover:
@@ -74,13 +115,13 @@ class PageMover:
                 )
         self._out = [page_program(extract, self._source_mesh, plan) for plan in source_plans]
         self._into = [
-            page_program(insert, self._target_mesh, plan, layout.spec)
+            page_program(insert, self._target_mesh, plan, layout.pool_spec)
             for plan, layout in zip(target_plans, targets, strict=True)
         ]
         self._target = NamedSharding(self._target_mesh, P())
         self.bytes_moved = 0
 
-    def take(self, pools: Sequence[Array], pages: Sequence[Sequence[int]]) -> list[list[tuple[int, Any]]]:
+    def take(self, pools: Sequence[Pool], pages: Sequence[Sequence[int]]) -> list[list[tuple[int, Any]]]:
         """Starts reading pages of each pool; returns, for each pool, (count, data on the way to the target) blocks.
 
         Reads in the order of the device's steps: what a page holds when this is called.
@@ -97,8 +138,8 @@ class PageMover:
         return moved
 
     def put(
-        self, pools: Sequence[Array], pages: Sequence[Sequence[int]], moved: Sequence[Sequence[tuple[int, Any]]]
-    ) -> tuple[Array, ...]:
+        self, pools: Sequence[Pool], pages: Sequence[Sequence[int]], moved: Sequence[Sequence[tuple[int, Any]]]
+    ) -> tuple[Pool, ...]:
         """The target's pools with the blocks in `pages`, in the order in which they were taken; donates the pools.
 
         Blocks may have been taken for another target; they move once more then.
@@ -114,10 +155,10 @@ class PageMover:
         return tuple(filled)
 
 
-def page_program(fn: Any, mesh: Mesh, plan: HeadPlan | None, out: P | None = None) -> Any:
+def page_program(fn: Any, mesh: Mesh, plan: HeadPlan | None, out: Any = None) -> Any:
     """`extract` or `insert` compiled for a pool of one mesh; with `out`, the spec of the pool, which is donated."""
     heads = None if plan is None else head_map(plan)
-    sharding = NamedSharding(mesh, P() if out is None else out)
+    sharding = jax.tree.map(lambda spec: NamedSharding(mesh, spec), P() if out is None else out)
     donate = (0,) if out is not None else ()
     return jax.jit(lambda *args: fn(*args, heads), out_shardings=sharding, donate_argnums=donate)
 

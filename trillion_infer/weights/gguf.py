@@ -84,6 +84,10 @@ class GGUFCheckpoint:
         if self.config["model_type"] == "gemma3_text" and name.endswith("norm.weight"):
             out -= np.ones((), out.dtype)  # stored as 1 + w
 
+    def block_type(self, name: str) -> str:
+        """GGML's name of a tensor's type."""
+        return self._file.tensors[self._stored[name]].qtype.name
+
     def read_raw(self, name: str) -> tuple[str, np.ndarray]:
         """GGML type name and packed blocks, uint8 `[rows, bytes of a row]`.
 

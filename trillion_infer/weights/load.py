@@ -18,16 +18,19 @@ from jax.sharding import Sharding, SingleDeviceSharding
 
 from trillion_infer.weights.cast import copy_into
 from trillion_infer.weights.checkpoint import Checkpoint
+from trillion_infer.weights.gguf import GGUFCheckpoint
+from trillion_infer.weights.gguf_packed import keep_blocks
 from trillion_infer.weights.orbax import OrbaxCheckpoint
 from trillion_infer.weights.pieces import Bounds, Piece, pieces
 from trillion_infer.weights.plan import LoadPlan, Region, plan_load
 from trillion_infer.weights.quant_checkpoint import QuantisedCheckpoint
 from trillion_infer.weights.quant_load import Select, split_quantised
+from trillion_infer.weights.quantise import quantise_specs
 from trillion_infer.weights.random_init import init_params as init_params
 from trillion_infer.weights.report import LoadReport as LoadReport
 from trillion_infer.weights.report import Progress
 from trillion_infer.weights.shards import ByteBudget, Fill, HostShard, Shard, StagedShard
-from trillion_infer.weights.spec import ParamSpec
+from trillion_infer.weights.spec import HOST_MEMORY, ParamSpec
 
 BLOCK_BYTES = 32 << 20  # largest copy at a time
 MAPPED_BYTES = 128 << 20  # pages of the files that stay mapped
@@ -46,6 +49,7 @@ def load_params(
     progress: Progress | None = None,
     threads: int | None = None,
     keep_quantised: bool | Select = False,
+    quantize: str | None = None,
     staged: bool | None = None,
 ) -> tuple[dict[str, Any], LoadReport]:
     """Reads every parameter of `specs` into arrays with `shardings`.
@@ -55,17 +59,27 @@ def load_params(
     `ignore` are regular expressions of tensors that are skipped with a notice; `tied` maps a head's tensor to the
     embedding that may stand in for it. `progress(bytes_done, bytes_total)` is called from the calling thread.
     `keep_quantised` returns weights that the checkpoint holds quantised (all, or those it selects) as
-    `QuantisedTensor`s where their layout allows (see `split_quantised`); otherwise, and for GGUF, they are decoded.
+    `QuantisedTensor`s where their layout allows (see `split_quantised`, and `keep_blocks` for GGUF); otherwise they are
+    decoded.
+    `quantize` names a recipe of `rounding.py` by which the weights of products are rounded while they stream.
     `staged` forces filling on the device block by block, or not; None does so except on CPU devices.
     A checkpoint in final layout is restored as it was written; `ignore`, `tied`, `threads` and `keep_quantised` have
     been dealt with then. Raises ModelLoadError before anything is placed when names, shapes or dtypes do not fit.
     """
     begun = time.perf_counter()
-    if isinstance(checkpoint, OrbaxCheckpoint):
+    if isinstance(checkpoint, OrbaxCheckpoint) and not quantize:
         return checkpoint.restore(specs, shardings, dtype, progress)
-    if keep_quantised and isinstance(checkpoint, QuantisedCheckpoint):
+    kept = None
+    if quantize:
+        kept = quantise_specs(specs, shardings, checkpoint, quantize)
+        tied = kept.tied_parts(tied or {})
+    elif keep_quantised and isinstance(checkpoint, QuantisedCheckpoint):
         select = keep_quantised if callable(keep_quantised) else lambda spec: True
         kept = split_quantised(specs, shardings, checkpoint, select)
+    elif keep_quantised and isinstance(checkpoint, GGUFCheckpoint):
+        kept = keep_blocks(specs, shardings, checkpoint)
+        tied = kept.tied_parts(tied or {})
+    if kept is not None:
         parts, report = load_params(
             kept.specs,
             kept.checkpoint,
@@ -96,6 +110,7 @@ def load_params(
 def _worth_staging(whole: jax.ShapeDtypeStruct) -> bool:
     """True for parameters whose shards are too large to collect on the host before they are sent."""
     on_host = next(iter(whole.sharding.device_set)).platform == "cpu"
+    on_host = on_host or whole.sharding.memory_kind == HOST_MEMORY
     return not on_host and math.prod(whole.sharding.shard_shape(whole.shape)) * whole.dtype.itemsize > WHOLE_BYTES
 
 

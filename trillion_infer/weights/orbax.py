@@ -6,6 +6,7 @@ last: a directory without it is an unfinished conversion. Reading transforms not
 
 import hashlib
 import json
+import math
 import os
 import shutil
 import time
@@ -21,6 +22,7 @@ from jax.sharding import Sharding
 from pallas_kernels.quantised_matmul.formats import QuantisedTensor, abstract
 from trillion_infer.core.errors import ModelLoadError
 from trillion_infer.weights.checkpoint import Checkpoint, read_json
+from trillion_infer.weights.quant_load import first_axes
 from trillion_infer.weights.report import LoadReport, Progress
 from trillion_infer.weights.spec import ParamSpec
 
@@ -133,7 +135,7 @@ class OrbaxCheckpoint:
         wrong += [f"{n} is unexpected" for n in sorted(stored.keys() - specs.keys())]
         for name in sorted(specs.keys() & stored.keys()):
             spec, has = specs[name], stored[name]
-            if tuple(has.shape) != spec.shape:
+            if tuple(has.shape) != _expected_shape(spec, has):
                 wrong.append(f"{name} has shape {tuple(has.shape)}, the model on this mesh needs {spec.shape}")
             elif not isinstance(has, QuantisedTensor) and has.dtype != jnp.dtype(spec.dtype or dtype):
                 wrong.append(f"{name} has dtype {has.dtype}, {jnp.dtype(spec.dtype or dtype)} is asked for")
@@ -146,13 +148,16 @@ class OrbaxCheckpoint:
 
 def _leaves(param: Any) -> dict[str, Any]:
     if isinstance(param, QuantisedTensor):
-        return {"packed": param.packed, "scale": param.scale}
+        return {"packed": param.packed} | ({"scale": param.scale} if math.prod(param.scale.shape) else {})
     return {"value": param}
 
 
 def _joined(like: Any, leaves: Mapping[str, Any]) -> Any:
     if isinstance(like, QuantisedTensor):
-        return QuantisedTensor(leaves["packed"], leaves["scale"], like.format, like.group)
+        scale = leaves.get("scale")
+        if scale is None:  # GGUF blocks hold theirs, and an empty array is not written
+            scale = jax.device_put(jnp.zeros(like.scale.shape, like.scale.dtype), like.scale.sharding)
+        return QuantisedTensor(leaves["packed"], scale, like.format, like.group)
     return leaves["value"]
 
 
@@ -173,7 +178,17 @@ def _abstract(row: Mapping[str, Any]) -> Any:
 
 
 def _placed(param: Any, sharding: Sharding) -> Any:
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), param)
+    """On the parameter's sharding; a quantised one has its `in` axes merged, and its scales may have none."""
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=first_axes(sharding, leaf.ndim)), param
+    )
+
+
+def _expected_shape(spec: ParamSpec, stored: Any) -> tuple[int, ...]:
+    if not isinstance(stored, QuantisedTensor) or spec.in_axes < 2:
+        return spec.shape
+    outs = len(spec.shape) - spec.in_axes
+    return (*spec.shape[:outs], math.prod(spec.shape[outs:]))
 
 
 def _file_sizes(folder: Path) -> dict[str, int]:

@@ -10,9 +10,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Sharding
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
-from pallas_kernels.quantised_matmul.formats import QuantisedTensor, abstract
+from pallas_kernels.quantised_matmul.formats import Format, QuantisedTensor, abstract
+from trillion_infer.weights.checkpoint import Checkpoint
 from trillion_infer.weights.plan import region_of, transformed_shape
 from trillion_infer.weights.quant_checkpoint import BLOCK_SCALE, PACKED, SCALE, QuantisedCheckpoint
 from trillion_infer.weights.quant_config import ignored
@@ -28,22 +29,36 @@ def routed_experts(spec: ParamSpec) -> bool:
     return "experts" in spec.axes
 
 
+def first_axes(sharding: Sharding, count: int) -> Sharding:
+    """The same split for an array that has only the first `count` axes."""
+    if not isinstance(sharding, NamedSharding):
+        return sharding
+    return NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[:count]), memory_kind=sharding.memory_kind)
+
+
 @dataclass(frozen=True)
 class KeptQuantised:
     """Specs and shardings of everything to load, with kept parameters in two parts, and how to join them again."""
 
     specs: dict[str, ParamSpec]
     shardings: dict[str, Sharding]
-    checkpoint: QuantisedCheckpoint
-    groups: dict[str, int]  # size of the groups of each kept parameter
+    checkpoint: Checkpoint
+    formats: dict[str, tuple[Format, int]]  # of each kept parameter: name, and elements that share a scale
 
     def join(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Parts (arrays, or abstract shapes) to `QuantisedTensor`s; other parameters as they are."""
         out = {n: p for n, p in params.items() if not n.endswith((PACKED, SCALE))}
-        for name, group in self.groups.items():
+        for name, (format, group) in self.formats.items():
             parts = params[name + PACKED], params[name + SCALE]
-            out[name] = QuantisedTensor(*parts, format=self.checkpoint.format.name, group=group)
+            out[name] = QuantisedTensor(*parts, format=format, group=group)
         return out
+
+    def tied_parts(self, tied: Mapping[str, str]) -> dict[str, str]:
+        """`tied` of `load_params`, where a head that is loaded in two parts is tied part by part."""
+        read = {source.name for spec in self.specs.values() for source in spec.sources}
+        split = [head for head in tied if head + PACKED in read]
+        parts = {head + part: tied[head] + part for head in split for part in (PACKED, SCALE)}
+        return {head: embedding for head, embedding in tied.items() if head not in split} | parts
 
 
 def split_quantised(
@@ -56,7 +71,7 @@ def split_quantised(
     and the sources' transforms leave rows of packed items whole. Scales are repeated where a shard would cut a group.
     The other parameters are decoded to the engine's dtype while loading.
     """
-    out_specs, out_shardings, groups = {}, {}, {}
+    out_specs, out_shardings, formats = {}, {}, {}
     parts, whole = set(), set()
     for name, spec in specs.items():
         split = _split(spec, shardings[name], checkpoint) if select(spec) else None
@@ -64,14 +79,15 @@ def split_quantised(
             out_specs[name], out_shardings[name] = spec, shardings[name]
             whole.update(s.name for s in spec.sources)
             continue
-        packed, scale, groups[name] = split
+        packed, scale, group = split
+        formats[name] = checkpoint.format.name, group
         for suffix, part in ((PACKED, packed), (SCALE, scale)):
             out_specs[name + suffix], out_shardings[name + suffix] = part, shardings[name]
             parts.update(s.name for s in part.sources)
     both = sorted(whole & {n.partition("#")[0] for n in parts})
     if both:
         raise ValueError(f"{', '.join(both)} cannot be both packed and decoded: several parameters read them")
-    return KeptQuantised(out_specs, out_shardings, checkpoint.keeping(parts), groups)
+    return KeptQuantised(out_specs, out_shardings, checkpoint.keeping(parts), formats)
 
 
 def abstract_kept(

@@ -11,6 +11,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Sharding
 
+from pallas_kernels.quantised_matmul.formats import QuantisedTensor, quantise
+from trillion_infer.weights.quantise import abstract_quantised
+from trillion_infer.weights.rounding import RECIPES
 from trillion_infer.weights.spec import ParamSpec
 
 STD = 0.02
@@ -30,13 +33,19 @@ class RandomCheckpoint:
 
 
 def init_params(
-    specs: Mapping[str, ParamSpec], shardings: Mapping[str, Sharding], dtype: Any, seed: int
-) -> dict[str, jax.Array]:
+    specs: Mapping[str, ParamSpec],
+    shardings: Mapping[str, Sharding],
+    dtype: Any,
+    seed: int,
+    quantize: str | None = None,
+) -> dict[str, Any]:
     """A random model: normal values of deviation `STD`, or ones or zeros as each spec says.
 
-    Values depend on seed and parameter name alone, not on the sharding. They are made on the devices.
+    Values depend on seed and parameter name alone, not on the sharding. They are made on the devices, and there rounded
+    to nearest by the formats that `quantize` (see `quantise_specs`) gives each parameter.
     """
     makers, params = {}, {}
+    rounded = abstract_quantised(specs, shardings, quantize) if quantize in RECIPES else {}
     for name, spec in specs.items():
         kind = (spec.shape, jnp.dtype(spec.dtype or dtype), spec.init, shardings[name])
         if kind not in makers:
@@ -44,6 +53,8 @@ def init_params(
             makers[kind] = jax.jit(draw, out_shardings=kind[3])
         fold = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "little")
         params[name] = makers[kind](jax.random.fold_in(jax.random.key(seed), fold))
+        if name in rounded:
+            params[name] = _rounded(params[name], rounded[name])
     return params
 
 
@@ -51,3 +62,13 @@ def _draw(key: jax.Array, *, shape: tuple[int, ...], dtype: jnp.dtype, init: str
     if init == "normal":
         return jax.random.normal(key, shape, dtype) * jnp.asarray(STD, dtype)
     return jnp.full(shape, 1 if init == "ones" else 0, dtype)
+
+
+def _rounded(weight: jax.Array, target: QuantisedTensor) -> QuantisedTensor:
+    """The weight with its `in` axes merged, in the format and on the shardings of `target`."""
+
+    def run(w: jax.Array) -> QuantisedTensor:
+        t = quantise(w.reshape(*target.shape), target.format, group=target.group)
+        return jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), t, target)
+
+    return jax.jit(run, out_shardings=jax.tree.map(lambda leaf: leaf.sharding, target), donate_argnums=0)(weight)

@@ -5,6 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+HOST_MEMORY = "pinned_host"
+"""Kind of memory of parameters that stay on the host."""
+
 
 @dataclass(frozen=True)
 class Source:
@@ -25,7 +28,8 @@ class ParamSpec:
     """A parameter: its global `shape`, `dtype` (None is the engine's), one logical axis name a dimension.
 
     Regions that no source covers stay zero (padding of heads or vocabulary).
-    `init` is what a random model gets: "normal", "ones" or "zeros".
+    `init` is what a random model gets: "normal", "ones" or "zeros". `in_axes` is how many trailing axes `layers.linear`
+    (or another product that takes quantised weights) sums over; 0: the parameter stays as it is.
     """
 
     shape: tuple[int, ...]
@@ -33,6 +37,7 @@ class ParamSpec:
     axes: tuple[str | None, ...]
     sources: tuple[Source, ...] = ()
     init: str = "normal"
+    in_axes: int = 0
 
     def __post_init__(self):
         if len(self.axes) != len(self.shape):

@@ -9,7 +9,7 @@ namespace ti {
 enum class Type : int32_t { kFloat32, kBFloat16 };
 
 // How a weight is stored. The last four are GGUF's blocks as they lie in the file.
-enum class Format : int32_t { kFloat32, kBFloat16, kInt8, kInt4, kQ8_0, kQ4_0, kQ4_1, kQ4_K };
+enum class Format : int32_t { kFloat32, kBFloat16, kInt8, kFloat8, kInt4, kQ8_0, kQ4_0, kQ4_1, kQ4_K };
 
 // A stored row is a sequence of blocks of `values` elements in `bytes` bytes.
 struct BlockSize {
@@ -19,7 +19,8 @@ constexpr BlockSize block_size(Format format) {
   switch (format) {
     case Format::kFloat32: return {1, 4};
     case Format::kBFloat16: return {1, 2};
-    case Format::kInt8: return {1, 1};
+    case Format::kInt8:
+    case Format::kFloat8: return {1, 1};
     case Format::kInt4: return {8, 4};
     case Format::kQ8_0: return {32, 34};
     case Format::kQ4_0: return {32, 18};
@@ -39,7 +40,7 @@ struct Matmul {
   const uint8_t* w;  // [columns, row_bytes]
   Format format;
   int64_t row_bytes;
-  const void* scale;  // kInt8: [columns]; kInt4: [columns, depth / group]
+  const void* scale;  // kInt8, kFloat8: [columns]; kInt4: [columns, depth / group]
   Type scale_type;
   int64_t group;
   void* y;  // [rows, columns]

@@ -14,6 +14,7 @@ struct Named {
 };
 constexpr Named kFormats[] = {
     {"float32", ti::Format::kFloat32}, {"bfloat16", ti::Format::kBFloat16}, {"int8", ti::Format::kInt8},
+    {"fp8_row", ti::Format::kFloat8},
     {"int4", ti::Format::kInt4},       {"Q8_0", ti::Format::kQ8_0},         {"Q4_0", ti::Format::kQ4_0},
     {"Q4_1", ti::Format::kQ4_1},       {"Q4_K", ti::Format::kQ4_K},
 };
@@ -64,8 +65,8 @@ ffi::Error matmul(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer w, ffi:
   m.row_bytes = m.depth / block.values * block.bytes;
   if (m.depth % block.values != 0 || layer_bytes(w) != m.columns * m.row_bytes)
     return ffi::Error::InvalidArgument("matmul: rows of w do not hold as many elements as rows of x");
-  if (m.format == ti::Format::kInt8 && ss[2] != m.columns)
-    return ffi::Error::InvalidArgument("matmul: int8 takes a scale for each row of w");
+  if ((m.format == ti::Format::kInt8 || m.format == ti::Format::kFloat8) && ss[2] != m.columns)
+    return ffi::Error::InvalidArgument("matmul: int8 and fp8_row take a scale for each row of w");
   if (m.format == ti::Format::kInt4) {
     m.group = ss[2] == 0 ? 0 : m.depth / ss[2];
     if (ss[1] != m.columns || (m.group != 32 && m.group != 64 && m.group != 128) || m.depth % m.group != 0)

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "decode.h"
+#include "packed.h"
 #include "tiles.h"
 
 namespace TI_ISA {
@@ -72,8 +73,10 @@ static void pack_rows(const ti::Matmul& m, int64_t row0, int64_t row1) {
 }
 
 static void store_row(const ti::Matmul& m, int64_t row, int64_t column, int64_t count, float* from) {
-  if (m.format == ti::Format::kInt8)
-    for (int64_t c = 0; c < count; ++c) from[c] *= value_at(m.scale, m.scale_type, column + c);
+  if (m.format == ti::Format::kInt8 || m.format == ti::Format::kFloat8) {
+    float factor = m.format == ti::Format::kFloat8 ? kFloat8Factor : 1.0f;
+    for (int64_t c = 0; c < count; ++c) from[c] *= factor * value_at(m.scale, m.scale_type, column + c);
+  }
   if (m.y_type == ti::Type::kFloat32) {
     memcpy((float*)m.y + row * m.columns + column, from, (size_t)count * 4);
     return;
@@ -97,6 +100,48 @@ static void stream_tile(const ti::Matmul& m, int64_t row0, int64_t column0, int6
                                 k == 0);
     }
     for (int r = 0; r < MR; ++r) store_row(m, row0 + r, c, columns, out + r * wide);
+  }
+}
+
+// Products of MR rows of x with NR rows of packed weights, decoded in registers.
+template <class Cursor, int MR, int NR>
+__attribute__((noinline)) static void packed_tile(const ti::Matmul& m, const float* x, int64_t column, int64_t k,
+                                                  int64_t depth, float* out, int64_t out_stride, bool first) {
+  F acc[MR][NR];
+  for (auto& row : acc)
+    for (F& a : row) a = zero();
+  Cursor at[NR];
+  for (int c = 0; c < NR; ++c) at[c] = Cursor(m, column + c, k);
+  for (int64_t i = k; i < k + depth; i += 32) {
+#pragma GCC unroll 4
+    for (int c = 0; c < NR; ++c) {
+      __builtin_prefetch(at[c].p + NR * m.row_bytes, 0, 3);
+      F w[kVectors];
+      at[c].next(w);
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; ++v)
+#pragma GCC unroll 4
+        for (int r = 0; r < MR; ++r) acc[r][c] = fma(w[v], load(x + r * m.packed_depth + i + v * kLanes), acc[r][c]);
+    }
+  }
+  store_tile(acc, out, out_stride, first);
+}
+
+// Few rows of a packed format: each weight is decoded once, and never stored.
+template <class Cursor, int MR, int NR>
+static void stream_packed(const ti::Matmul& m, int64_t row0, int64_t column0, int64_t column1) {
+  constexpr int64_t wide = 96;
+  float out[MR * wide];
+  const float* x = m.packed_x + row0 * m.packed_depth;
+  for (int64_t start = column0; start < column1; start += wide) {
+    int64_t columns = column1 - start < wide ? column1 - start : wide;
+    for (int64_t k = 0; k < m.depth; k += ti::kBlockDepth) {
+      int64_t depth = m.depth - k < ti::kBlockDepth ? m.depth - k : ti::kBlockDepth;
+      int64_t c = 0;
+      for (; c + NR <= columns; c += NR) packed_tile<Cursor, MR, NR>(m, x, start + c, k, depth, out + c, wide, k == 0);
+      for (; c < columns; ++c) packed_tile<Cursor, MR, 1>(m, x, start + c, k, depth, out + c, wide, k == 0);
+    }
+    for (int r = 0; r < MR; ++r) store_row(m, row0 + r, start, columns, out + r * wide);
   }
 }
 
@@ -144,6 +189,17 @@ static void plain_tile(const ti::Matmul& m, int64_t row0, int64_t row1, int64_t 
   if (rows == 4) return stream_tile<Rows, 4, 3 * wide>(m, row0, column0, column1);
 }
 
+template <class Cursor>
+static void packed_rows_tile(const ti::Matmul& m, int64_t row0, int64_t row1, int64_t column0, int64_t column1) {
+  switch (row1 - row0) {
+    case 1: return stream_packed<Cursor, 1, 4>(m, row0, column0, column1);
+    case 2: return stream_packed<Cursor, 2, 2>(m, row0, column0, column1);
+    case 3: return stream_packed<Cursor, 3, 2>(m, row0, column0, column1);
+    case 4: return stream_packed<Cursor, 4, 2>(m, row0, column0, column1);
+    default: return block_tile<PackedRows<Cursor>>(m, row0, row1, column0, column1);
+  }
+}
+
 static void matmul_pack(const ti::Matmul& m, int64_t row0, int64_t row1) {
   if (m.format == ti::Format::kBFloat16 || m.format == ti::Format::kInt4)
     return pack_rows<BFloatRows>(m, row0, row1);
@@ -156,11 +212,12 @@ static void matmul_tile(const ti::Matmul& m, int64_t row0, int64_t row1, int64_t
     case Format::kFloat32: return plain_tile<FloatRows>(m, row0, row1, column0, column1);
     case Format::kBFloat16: return plain_tile<BFloatRows>(m, row0, row1, column0, column1);
     case Format::kInt8: return plain_tile<Int8Rows>(m, row0, row1, column0, column1);
-    case Format::kInt4: return block_tile<Int4Rows>(m, row0, row1, column0, column1);
-    case Format::kQ8_0: return block_tile<BlockRows<Q8_0, Format::kQ8_0>>(m, row0, row1, column0, column1);
-    case Format::kQ4_0: return block_tile<BlockRows<Q4_0, Format::kQ4_0>>(m, row0, row1, column0, column1);
-    case Format::kQ4_1: return block_tile<BlockRows<Q4_1, Format::kQ4_1>>(m, row0, row1, column0, column1);
-    case Format::kQ4_K: return block_tile<BlockRows<Q4_K, Format::kQ4_K>>(m, row0, row1, column0, column1);
+    case Format::kFloat8: return plain_tile<Float8Rows>(m, row0, row1, column0, column1);
+    case Format::kInt4: return packed_rows_tile<Int4Cursor>(m, row0, row1, column0, column1);
+    case Format::kQ8_0: return packed_rows_tile<Q8_0Cursor>(m, row0, row1, column0, column1);
+    case Format::kQ4_0: return packed_rows_tile<Q4_0Cursor>(m, row0, row1, column0, column1);
+    case Format::kQ4_1: return packed_rows_tile<Q4_1Cursor>(m, row0, row1, column0, column1);
+    case Format::kQ4_K: return packed_rows_tile<Q4_KCursor>(m, row0, row1, column0, column1);
   }
 }
 

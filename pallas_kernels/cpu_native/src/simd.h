@@ -46,6 +46,10 @@ static inline F load_half(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_loa
 static inline F load_i8(const int8_t* p) {
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
 }
+static inline F load_float8(const uint8_t* p) {
+  __m256i high = _mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)p)), 8);
+  return _mm512_cvtph_ps(_mm256_and_si256(_mm256_srai_epi16(high, 1), _mm256_set1_epi16((short)0xbfff)));
+}
 // Elements 0,2,4,… of 2 * kLanes bf16 values, then elements 1,3,5,…
 static inline void load_bf16_pairs(const uint16_t* p, F& even, F& odd) {
   I raw = _mm512_loadu_si512((const void*)p);
@@ -81,6 +85,10 @@ static inline F power_of_two(F n) {
 static inline F load_half(const uint16_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)); }
 static inline F load_i8(const int8_t* p) {
   return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
+}
+static inline F load_float8(const uint8_t* p) {
+  __m128i high = _mm_slli_epi16(_mm_cvtepu8_epi16(_mm_loadl_epi64((const __m128i*)p)), 8);
+  return _mm256_cvtph_ps(_mm_and_si128(_mm_srai_epi16(high, 1), _mm_set1_epi16((short)0xbfff)));
 }
 static inline void load_bf16_pairs(const uint16_t* p, F& even, F& odd) {
   I raw = _mm256_loadu_si256((const __m256i*)p);
@@ -121,6 +129,12 @@ static inline F load_i8(const int8_t* p) {
   memcpy(&four, p, 4);
   int16x8_t wide = vmovl_s8(vreinterpret_s8_s32(vdup_n_s32(four)));
   return vcvtq_f32_s32(vmovl_s16(vget_low_s16(wide)));
+}
+static inline F load_float8(const uint8_t* p) {
+  uint32_t four;
+  memcpy(&four, p, 4);
+  int16x4_t high = vreinterpret_s16_u16(vshl_n_u16(vget_low_u16(vmovl_u8(vreinterpret_u8_u32(vdup_n_u32(four)))), 8));
+  return vcvt_f32_f16(vreinterpret_f16_u16(vand_u16(vreinterpret_u16_s16(vshr_n_s16(high, 1)), vdup_n_u16(0xbfff))));
 }
 static inline void load_bf16_pairs(const uint16_t* p, F& even, F& odd) {
   I raw = vreinterpretq_u32_u16(vld1q_u16(p));
@@ -166,6 +180,9 @@ static inline float bf16_to_float(uint16_t h) {
   memcpy(&f, &bits, 4);
   return f;
 }
+
+// An e4m3 becomes a half by moving its bits, which divides it by 2**8 (also a subnormal one); load_float8 leaves it so.
+constexpr float kFloat8Factor = 256.0f;
 
 // Round to nearest even; a NaN stays a quiet NaN.
 static inline uint16_t float_to_bf16(float f) {

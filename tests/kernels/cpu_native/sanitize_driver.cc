@@ -73,9 +73,18 @@ std::vector<float> floats(Random& random, size_t count) {
 }
 
 // What bytes of 0x3c are in each type.
-constexpr float kFloatValue = 0.01148897037f, kBFloatValue = 0.011474609f, kHalfValue = 1.05859375f, kInt8Value = 60;
+constexpr float kFloatValue = 0.01148897037f, kBFloatValue = 0.011474609f, kHalfValue = 1.05859375f, kInt8Value = 60,
+                kFloat8Value = 1.5f;
 
-float value_of_bytes(ti::Format format) { return format == ti::Format::kBFloat16 ? kBFloatValue : kFloatValue; }
+// Of a plain format; `scale` is that of the row.
+float value_of_bytes(ti::Format format, float scale) {
+  switch (format) {
+    case ti::Format::kBFloat16: return kBFloatValue;
+    case ti::Format::kInt8: return kInt8Value * scale;
+    case ti::Format::kFloat8: return kFloat8Value * scale;
+    default: return kFloatValue;
+  }
+}
 
 void expect(const char* what, float got, float wanted, float size) {
   if (std::fabs(got - wanted) <= 1e-5f * size) return;
@@ -85,8 +94,8 @@ void expect(const char* what, float got, float wanted, float size) {
 
 void product(Random& random, Pool& pool, const ti::Kernels& kernels) {
   ti::Matmul m = {};
-  m.format = static_cast<ti::Format>(pick(random, 0, 7));
-  bool plain = m.format <= ti::Format::kInt8;
+  m.format = static_cast<ti::Format>(pick(random, 0, 8));
+  bool plain = m.format <= ti::Format::kFloat8;
   ti::BlockSize block = ti::block_size(m.format);
   m.group = 32;
   m.rows = pick(random, 1, 40), m.columns = pick(random, 1, 60);
@@ -100,7 +109,7 @@ void product(Random& random, Pool& pool, const ti::Kernels& kernels) {
   ti::run_matmul(pool, kernels, m, stack);
   for (int64_t i = 0; i < m.rows * m.columns; ++i) {
     float sum = std::accumulate(&x[i / m.columns * m.depth], &x[i / m.columns * m.depth] + m.depth, 0.0f);
-    float by = m.format == ti::Format::kInt8 ? kInt8Value * scale[i % m.columns] : value_of_bytes(m.format);
+    float by = value_of_bytes(m.format, scale[i % m.columns]);
     expect("product", y[i], plain ? sum * by : y[i], std::fabs(by) * static_cast<float>(m.depth));
   }
 }

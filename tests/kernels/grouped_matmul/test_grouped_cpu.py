@@ -18,6 +18,7 @@ CASES = {
     "all_padding": Case(padded_tokens=9),
     "biases": Case(activation="clamped_swiglu", biases=True, layers=2),
     "int8": Case(format="int8", layers=2, biases=True),
+    "fp8_row": Case(format="fp8_row", layers=2, biases=True),
     "int4": Case(format="int4"),
     "bfloat16": Case(dtype="bfloat16", layers=3),
 }

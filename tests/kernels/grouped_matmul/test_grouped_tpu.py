@@ -26,6 +26,7 @@ CASES = {
     "biases": Case(activation="clamped_swiglu", biases=True, layers=2),
     "gelu": Case(activation="gelu_tanh"),
     "int8": Case(format="int8", layers=2, biases=True),
+    "fp8_row": Case(format="fp8_row", layers=2, biases=True),
     "int4": Case(format="int4", layers=2),
     "fp8": Case(format="fp8", layers=2, model=160, ffn=300),
     "mxfp4": Case(format="mxfp4", layers=2, activation="clamped_swiglu", biases=True),

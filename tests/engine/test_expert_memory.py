@@ -1,0 +1,133 @@
+"""Experts in host memory: the tokens of an engine that holds them all, whatever the cache."""
+
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.engine.helpers import check_idle, greedy, tokens_of
+from tests.engine.test_equalities import MIXED, prompts_of
+from trillion_infer import LLM, ConfigError
+from trillion_infer.layers.expert_cache import ExpertCache, bring_in, slots_of_layer
+
+LAYERS, EXPERTS = 3, 4
+SMALL = {"page_size": 8, "prefill_chunk": 16, "precompile": False}
+
+
+@settings(max_examples=30)
+@given(
+    slots=st.integers(EXPERTS, LAYERS * EXPERTS + 2),
+    steps=st.lists(
+        st.tuples(st.integers(0, LAYERS - 1), st.sets(st.integers(0, EXPERTS - 1), max_size=EXPERTS)), max_size=20
+    ),
+)
+def test_what_is_needed_is_in_the_slot_that_the_table_names(slots, steps):
+    """Weights here are the names of their experts, so that a slot shows whose it holds."""
+    names = jnp.arange(LAYERS * EXPERTS, dtype=jnp.float32).reshape(LAYERS, EXPERTS)
+    zeros = jnp.zeros((slots, 1))
+    table = jnp.zeros((LAYERS, EXPERTS), jnp.int32)
+    cache = ExpertCache(zeros, zeros, table, jnp.zeros(slots, jnp.int32), table, jnp.zeros((1, 3), jnp.int32))
+    run = jax.jit(lambda c, n, need: bring_in(c, lambda e: (names[n, e][None, None],) * 2, n, need))
+    found = copied = 0
+    for layer, wanted in steps:
+        held = {e for e in range(EXPERTS) if slots_of_layer(cache, layer)[e] >= 0}
+        cache = run(cache, jnp.int32(layer), jnp.asarray([e in wanted for e in range(EXPERTS)]))
+        found, copied = found + len(wanted & held), copied + len(wanted - held)
+        for expert in wanted:
+            slot = int(slots_of_layer(cache, layer)[expert])
+            assert cache.gate_up[slot, 0] == cache.down[slot, 0] == names[layer, expert]
+    owners = np.asarray(cache.owner)
+    for slot in np.flatnonzero(owners):
+        assert np.asarray(cache.slot_of).reshape(-1)[owners[slot] - 1] == slot + 1
+    assert np.count_nonzero(cache.slot_of) == np.count_nonzero(owners)
+    assert cache.counts[0].tolist() == [found, copied, len(steps)]
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("qwen3_moe", {}),
+        ("deepseek_v3", {}),
+        ("llama4_scout", {}),
+        ("gpt_oss", {}),
+        ("gpt_oss_mxfp4", {}),
+        ("qwen3_moe", {"quantize": "int8"}),
+        ("qwen3_moe", {"mesh": "tensor=2"}),
+        ("deepseek_v3", {"mesh": "expert=2,tensor=2"}),
+    ],
+)
+def test_tokens_are_those_of_resident_experts(make_llm, name, options):
+    resident = make_llm(name, **SMALL, **options)
+    streamed = make_llm(name, **SMALL, **options, expert_memory="host")
+    assert tokens_of(streamed.generate(MIXED, greedy())) == tokens_of(resident.generate(MIXED, greedy()))
+    stats, memory = streamed.stats(), streamed.memory()
+    assert stats["expert_misses"] > 0
+    assert 0 < stats["expert_hit_rate"] < 1
+    assert memory["experts_on_host"] > memory["expert_cache"] // 2 > 0
+    assert memory["weights"] + memory["experts_on_host"] == resident.memory()["weights"]
+    check_idle(streamed)
+
+
+def test_a_cache_for_all_experts_reads_each_once(make_llm):
+    llm = make_llm.fresh("qwen3_moe", **SMALL, expert_memory="host:1e9")
+    for _ in range(2):
+        llm.generate(MIXED, greedy())
+        misses = llm.stats()["expert_misses"]
+    spec = llm.model_config.layers[0].ffn
+    assert misses <= spec.experts * len(llm.model_config.layers)
+    assert llm.stats()["expert_hit_rate"] > 0.9
+    llm.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("smollm2", {"expert_memory": "host"}, "the model has no experts"),
+        ("qwen3_moe", {"expert_memory": "host:100"}, "the 8 experts of one layer have to fit. Use host:"),
+        ("qwen3_moe", {"expert_memory": "host", "mesh": "data=2"}, "the mesh has data=2"),
+        ("qwen3_moe", {"expert_memory": "disk"}, "expert_memory is 'disk'; it must be device, host, or host:BYTES"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_loading(make_llm, name, options, message):
+    with pytest.raises(ConfigError, match=message):
+        make_llm.fresh(name, **options)
+
+
+@pytest.mark.slow
+def test_two_gigabytes_of_experts_in_600_megabytes():
+    """The same tokens; prints both speeds."""
+    config = {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "vocab_size": 256,
+        "hidden_size": 512,
+        "num_hidden_layers": 16,
+        "max_position_embeddings": 512,
+        "rms_norm_eps": 1e-6,
+        "dtype": "bfloat16",
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "num_experts": 80,
+        "num_experts_per_tok": 4,
+        "intermediate_size": 512,
+        "moe_intermediate_size": 512,
+        "norm_topk_prob": True,
+    }
+    options = {"max_running": 2, "kv_memory": 2**24, "prefill_chunk": 64, "precompile": False, "prefix_caching": False}
+    prompts, found = prompts_of(1, [40, 60], vocab=256), []
+    for expert_memory in (None, "host:450e6"):
+        llm = LLM(config, **options, expert_memory=expert_memory)
+        llm.generate(prompts, greedy(4))
+        start = time.perf_counter()
+        found.append(tokens_of(llm.generate(prompts, greedy(32))))
+        print(expert_memory, f"{64 / (time.perf_counter() - start):.1f} tokens/s", llm.stats().get("expert_hit_rate"))
+        memory = llm.memory()
+        if expert_memory:
+            assert memory.pop("experts_on_host") > 2e9
+            assert sum(memory.values()) < 600e6
+        llm.close()
+    assert found[0] == found[1]
