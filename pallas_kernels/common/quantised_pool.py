@@ -18,7 +18,8 @@ def quantise(x: Float[Array, "... D"], dtype: DTypeLike) -> tuple[Array, Float[A
     """`x` as numbers of 8 bits times one float32 scale for each vector of the last axis: its amax over the limit.
 
     Rounds to nearest, ties to even: an int8 element is off by at most half its scale, an fp8 one (4 significant bits)
-    by at most 1/16 of itself, or 2**-10 of its scale where it is subnormal. A vector of zeros has scale 0.
+    by at most 1/16 of itself, or 2**-10 of its scale where it is subnormal. A vector of zeros has scale 0, and so has
+    one whose scale float32 cannot hold (all below 1e-30 or so).
     """
     limit = LIMITS[jnp.dtype(dtype).name]
     x = x.astype(jnp.float32)
