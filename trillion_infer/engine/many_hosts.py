@@ -93,7 +93,7 @@ class FollowingEngine:
 
 def check_options(options: Mapping[str, Any]) -> None:
     """Raises ConfigError for what an engine over several processes cannot do."""
-    for name in ("disaggregate", "host_kv", "disk_kv", "store"):
+    for name in ("disaggregate", "host_kv", "disk_kv", "store", "expert_memory"):
         if options.get(name):
             raise ConfigError(
                 f"{name}={options[name]!r} does not work over several processes yet; leave it out, or use one process."
