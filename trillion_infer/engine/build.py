@@ -264,7 +264,7 @@ def build_engine(
     copier = PageCopier(*pool_side(blueprint))
     tiers = copier.open_tiers(config, fingerprint + blueprint.dtype.encode())
     with ThreadPoolExecutor(1) as pool:
-        loading = pool.submit(_timed, phase("load weights"), lambda: load(*_load_arguments(blueprint)))
+        loading = pool.submit(_timed, phase("load weights"), lambda: _load(blueprint, load))
         with phase("size pools, open bundle"):
             caches, programs = size_pools(blueprint, None if group is None else agreement(group))
         programs.recorder = recorder_for(group, programs)
@@ -365,8 +365,9 @@ def _holders(blueprint: Blueprint, shape: StateShape, programs: Programs) -> dic
     }
 
 
-def _load_arguments(blueprint: Blueprint) -> tuple[dict[str, Any], dict[str, Any], str]:
-    return param_specs(blueprint.model), blueprint.shardings(), blueprint.dtype
+def _load(blueprint: Blueprint, load: Loader) -> dict[str, jax.Array]:
+    with told_as_ours("the weights", {"weights": blueprint.weight_bytes_per_device()}):
+        return load(param_specs(blueprint.model), blueprint.shardings(), blueprint.dtype)
 
 
 def _scheduler(blueprint: Blueprint, groups: list[CacheGroup], fingerprint: bytes) -> Scheduler:
