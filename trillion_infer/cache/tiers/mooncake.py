@@ -126,16 +126,15 @@ class MooncakeTier(Tier):
             lengths = self._client.batch_get_into([self._name(key) for key in keys], places, sizes)
             contents = [self._incoming.read(i, max(0, length)) for i, length in enumerate(lengths)]
         self._watch(lengths)
-        return [self._intact(key, content) for key, content in zip(keys, contents, strict=True)]
+        return [self._intact(key, *content) for key, content in zip(keys, contents, strict=True)]
 
-    def _intact(self, key: BlockKey, content: bytes) -> bytes | None:
-        digest, data = content[:_DIGEST], content[_DIGEST:]
-        if content and digest_of(self.fingerprint, key, data) == digest:
+    def _intact(self, key: BlockKey, digest: bytes, data: bytes) -> bytes | None:
+        if digest and digest_of(self.fingerprint, key, data) == digest:
             self.figures.hits += 1
             self._learn(key, len(data))
             return data
         self._forget(key)
-        if content:
+        if digest:
             self.figures.digest_failures += 1
             self._client.remove(self._name(key), True)
             _log.warning("KV tier store: a block is not what was stored; it is computed again")
@@ -224,8 +223,10 @@ class _Buffer:
             self._memory[start : start + len(part)] = np.frombuffer(part, np.uint8)
             start += len(part)
 
-    def read(self, place: int, length: int) -> bytes:
-        return self._memory[place * self.slot : place * self.slot + length].tobytes()
+    def read(self, place: int, length: int) -> tuple[bytes, bytes]:
+        """The digest and the bytes of an object of `length`; nothing where there is none."""
+        content = self._memory[place * self.slot : place * self.slot + length]
+        return content[:_DIGEST].tobytes(), content[_DIGEST:].tobytes()
 
 
 def _connect(spec: MooncakeStore, buffer_bytes: int) -> Any:
