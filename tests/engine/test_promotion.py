@@ -136,6 +136,9 @@ def test_a_hit_that_is_slower_than_computing_is_computed():
         engine.tiering.promoter.record_prefill(100_000, 0.01)
     assert engine.answer(prompts()[1]) == 0
     assert engine.tiering.stats()["kv_slower_tokens"] > 0
+    engine.tiering.promoter._slow_until = {"host": time.monotonic() - 1}
+    assert engine.answer(prompts()[2]) == 56, "its time is over: it is tried once more, and measured"
+    assert engine.answer(prompts()[3]) == 0
     engine.check_idle()
     engine.close()
 

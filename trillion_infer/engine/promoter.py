@@ -168,8 +168,10 @@ class Promoter:
             if waiting.lookup.found is None:
                 self._give_up_late(waiting)
                 return None
-            waiting.found = {key: tier for key, tier in waiting.lookup.found.items() if self._pays(tier)}
-            self._slower += (len(waiting.lookup.found) - len(waiting.found)) // len(self._block_bytes)
+            located = waiting.lookup.found
+            worth = {tier for tier in set(located.values()) if self._pays(tier)}
+            waiting.found = {key: tier for key, tier in located.items() if tier in worth}
+            self._slower += (len(located) - len(waiting.found)) // len(self._block_bytes)
             self._plan(waiting)
         if waiting.load is None or waiting.request not in self._waiting:
             return None
