@@ -37,6 +37,7 @@ def kv_shares(options: Mapping[str, Any], sizes: Sizes, vocab: int, repeats: int
             tiers["store"] = {"store": master.url(segment=TIER_BYTES)}
         for tier, place in tiers.items():
             llm = LLM(**{**options, "host_kv": 0, "disk_kv": None, "store": None, **place})
+            llm.engine.tiering.promoter.chooses = False  # pyright: ignore
             try:
                 figures |= _shares(llm, tier, sizes, ids, repeats, folder)
             finally:
@@ -82,7 +83,7 @@ def _found(llm: LLM, prefix: list[int], tail: list[int], tier: str) -> float:
     if output.num_cached_tokens < len(prefix) // page * page:
         raise ConfigError(
             f"kv: {output.num_cached_tokens} of {len(prefix)} tokens were found in tier {tier}; the KV pool holds too "
-            "little (kv_memory), or reading the tier takes longer than computing."
+            "little, raise kv_memory."
         )
     if tier != "device":
         name = f"kv_{'store' if tier == 'object' else tier}.hit_tokens"

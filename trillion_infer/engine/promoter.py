@@ -62,8 +62,10 @@ class Promoter:
     are placed in the order of depth, so what has come is of use even if the rest does not. A tier that was slower than
     computing the same tokens, by what both took lately, is passed over for RETRY_SECONDS.
 
-    One thread, the engine's, owns it.
+    One thread, the engine's, owns it. `chooses` = False brings everything back that is stored, for measurements.
     """
+
+    chooses = True
 
     def __init__(self, stack: TierStack, schedulers: Sequence[Scheduler], block_bytes: Callable[[int], int]):
         self._stack, self._schedulers = stack, schedulers
@@ -222,6 +224,8 @@ class Promoter:
         """Reading a block of every group takes less than computing its tokens, as far as both are known."""
         read, compute = self._stack.seconds_per_byte(tier), self._seconds_per_token
         now = time.monotonic()
+        if not self.chooses:
+            return True
         if now < self._slow_until.get(tier.name, 0.0):
             return False
         page_size = self._schedulers[0].cache.page_size
