@@ -18,7 +18,8 @@ def generator(request):
     made = scripted_generator([5], None, num_pages=PAGES, page_size=PAGE, max_model_len=80, run_ahead=request.param)
     engine = made.engine
     state = engine._state
-    engine._state = DeviceState(([[0] * PAGE for _ in range(PAGES)],), state.tables, state.sampler)
+    pool = [[0] * PAGE for _ in range(PAGES)]
+    engine._state = DeviceState((pool,), (None,), state.sampler)  # pyright: ignore
     engine.tiering = KVTiering(TierStack([HostTier(MODEL, 10**6)]), engine.schedulers, FakeCopier())
     engine.tiering.promoter.chooses = False  # a scripted model computes faster than any memory
     yield made
