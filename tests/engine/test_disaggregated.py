@@ -55,6 +55,19 @@ def test_300_mixed_requests_with_shared_prefixes_aborts_and_seeds_p11(make_llm):
     check_idle(apart)
 
 
+def test_cold_and_warm_starts_on_sub_meshes_give_the_same_tokens_p19(make_llm, tmp_path):
+    """Programs for a subset of the devices come back from the compilation cache as they went in."""
+    answers = []
+    for _ in range(2):
+        llm = make_llm.fresh(
+            "smollm2", **SMALL, max_running=2, disaggregate="prefill=1,decode=2", compile_cache=str(tmp_path)
+        )
+        answers.append(tokens_of(llm.generate(MIXED[:3], greedy())))
+        llm.close()
+    assert answers[0] == answers[1]
+    assert any(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(("heads", "kv_heads"), [(9, 3), (8, 4), (4, 1), (64, 8)])
 @pytest.mark.parametrize("tensor", [1, 2, 4, 8])
 def test_head_maps_name_the_head_each_shard_holds_p12(heads, kv_heads, tensor):

@@ -77,7 +77,7 @@ def all_home(workers: list[Worker]) -> None:
 
     def quiet() -> bool:
         states = [worker.state() for worker in workers]
-        return all(state is not None and state["held"] == 0 and state["kv_in_use"] == 0 for state in states)
+        return all(state and state.get("held") == state.get("kv_in_use") == 0 for state in states)
 
     wait_until(quiet, 30, lambda: str([worker.state() for worker in workers]))
 

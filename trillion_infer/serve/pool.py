@@ -15,20 +15,24 @@ from trillion_infer.serve.replies import json_reply
 from trillion_infer.serve.server import Server
 
 
+STATE_S = 0.3
+"""Seconds that /health waits for the engine, in the middle of a step, to tell its load."""
+
+
 async def worker_state(server: Server) -> dict[str, Any]:
-    """Role, hand-off address and load of a worker; empty for a server without a role."""
+    """Role, hand-off address and, unless a step takes long, load of a worker; empty for a server without a role."""
     worker = server.worker
     if worker is None:
         return {}
-    stats = await server.stats()
-    return {
-        "role": worker.role,
-        "next_role": worker.next_role,
-        "handoff": worker.links.address,
-        "queued_tokens": stats.get("queued_tokens", 0),
-        "held": stats.get("handoff.held", 0),
-        "kv_in_use": round(pages_in_use(stats), 4),
-    }
+    state: dict[str, Any] = {"role": worker.role, "next_role": worker.next_role, "handoff": worker.links.address}
+    stats = await server.stats(STATE_S)
+    if stats:
+        state |= {
+            "queued_tokens": stats["queued_tokens"],
+            "held": stats["handoff.held"],
+            "kv_in_use": round(pages_in_use(stats), 4),
+        }
+    return state
 
 
 async def role(http: HttpRequest) -> Response:

@@ -191,10 +191,10 @@ class Server:
         engine = self.thread.generator.engine
         return engine if isinstance(engine, HandoffEngine) else None
 
-    async def stats(self) -> dict[str, int]:
-        """The engine's counters; empty if it does not answer within a second."""
+    async def stats(self, timeout_s: float = 1.0) -> dict[str, int]:
+        """The engine's counters; empty if it does not answer in time."""
         try:
-            return await asyncio.wait_for(self.thread.call(self.thread.generator.engine.stats), 1.0)
+            return await asyncio.wait_for(self.thread.call(self.thread.generator.engine.stats), timeout_s)
         except (TimeoutError, EngineDeadError):
             return {}
 
