@@ -14,7 +14,6 @@ from trillion_infer.serve.metrics import pages_in_use
 from trillion_infer.serve.replies import json_reply
 from trillion_infer.serve.server import Server
 
-
 STATE_S = 0.3
 """Seconds that /health waits for the engine, in the middle of a step, to tell its load."""
 

@@ -129,8 +129,8 @@ class HandoffEngine(KeepsBlocksOf):
 
     def finish(self, request: Request, status: Status, stop_reason: int | str | None = None) -> None:
         """End a request that a stop string ended."""
-        self._decoding.pop(request.request_id, None)
         self.engine.finish(request, status, stop_reason)
+        self._ended(request)
 
     # The loop
 
@@ -148,7 +148,7 @@ class HandoffEngine(KeepsBlocksOf):
         self.decode_jobs.events = []
         for event in events:
             if event.finished is not None:
-                self._ended(event)
+                self._ended(event.request)
         self._settle_role()
         self._flush()
         if not self.engine.has_work and not events and self.links.inbox.empty():
@@ -160,12 +160,11 @@ class HandoffEngine(KeepsBlocksOf):
             return []
         return [event for event in self.engine.step() if not self.prefill_jobs.is_own(event.request)]
 
-    def _ended(self, event: TokenEvent) -> None:
-        request_id = event.request.request_id
-        began = self._decoding.pop(request_id, None)
-        first, last = event.request.metrics.first_token_time, event.request.metrics.last_token_time
+    def _ended(self, request: Request) -> None:
+        began = self._decoding.pop(request.request_id, None)
+        first, last = request.metrics.first_token_time, request.metrics.last_token_time
         if began is not None and first is not None and last is not None:
-            self.timeline.add("decode", request_id, first, last, tokens=len(event.request.output_ids))
+            self.timeline.add("decode", request.request_id, first, last, tokens=len(request.output_ids))
 
     def _reserve(self, now: float) -> None:
         while self._waiting:

@@ -84,6 +84,10 @@ class Channel:
         self._received += 1
         return body
 
+    def set_patience(self, seconds: float) -> None:
+        """`receive` raises when nothing comes for so long."""
+        self._socket.settimeout(seconds)
+
     def close(self) -> None:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)

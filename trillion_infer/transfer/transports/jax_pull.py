@@ -63,7 +63,7 @@ class JaxPullTransport:
                 self._connections.pop(answer["address"], None)
                 raise TransferError(f"fetching from {address} failed: {error}") from error
 
-        return ThreadFetch(self._server.fetchers.submit(lambda: self._server.ask(address, ticket, pull)))
+        return ThreadFetch(self._server.fetchers.submit(lambda: self._server.ask(address, ticket, timeout_s, pull)))
 
     def _connection(self, address: str) -> Any:
         with self._lock:

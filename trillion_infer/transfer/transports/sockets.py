@@ -24,7 +24,9 @@ class SocketTransport:
 
     def fetch(self, address: str, ticket: int, specs: Sequence[jax.ShapeDtypeStruct], timeout_s: float) -> ThreadFetch:
         def work() -> list[jax.Array]:
-            return self._server.ask(address, ticket, lambda channel, answer: _receive(channel, answer, specs))
+            return self._server.ask(
+                address, ticket, timeout_s, lambda channel, answer: _receive(channel, answer, specs)
+            )
 
         return ThreadFetch(self._server.fetchers.submit(work))
 

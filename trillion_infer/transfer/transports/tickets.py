@@ -70,19 +70,25 @@ class TicketServer:
             finally:
                 self._open.discard(channel)
 
-    def ask(self, address: str, ticket: int, read: Callable[[Channel, dict], list[jax.Array]]) -> list[jax.Array]:
+    def ask(
+        self, address: str, ticket: int, timeout_s: float, read: Callable[[Channel, dict], list[jax.Array]]
+    ) -> list[jax.Array]:
         """Asks for a ticket over a kept connection; `read` turns the answer into arrays. Raises TransferError."""
+        channel = None
         try:
             channel = self._take(address)
+            channel.set_patience(timeout_s)
             channel.send(pack({"ticket": ticket}))
             answer = msgpack.unpackb(channel.receive())
-            if "error" in answer:
-                raise TransferError(f"{address} has nothing under ticket {ticket}: {answer['error']}.")
-            arrays = read(channel, answer)
-        except (WireError, OSError) as error:
+            arrays = None if "error" in answer else read(channel, answer)
+        except (WireError, OSError, TransferError) as error:
+            if channel is not None:
+                channel.close()
             raise TransferError(f"fetching from {address} failed: {error}") from error
         with self._lock:
             self._channels.setdefault(address, []).append(channel)
+        if arrays is None:
+            raise TransferError(f"{address} has nothing under ticket {ticket}: {answer['error']}.")
         return arrays
 
     def _take(self, address: str) -> Channel:
