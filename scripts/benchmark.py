@@ -8,7 +8,7 @@ Expect: a table; with --json one object a line: engine, metric, value, unit, dty
 decode: batch 1, 32 in, 128 out. prefill: 1,024 in, 1 out. offline: 32 requests of 16 to 512 in, 64 out, 16 running.
 startup: process start to first token, with an empty cache of compiled programs (startup_cold_s) and with a filled one.
 serve: the offline requests over HTTP, all at once, streamed from a server process.
-interference (not in all): 4 streams of 256 tokens while 6 prompts of 2,000 tokens arrive, one every 2 s; one server
+interference (not in all): 4 streams of 256 tokens while 4 prompts of 2,000 tokens come one by one; one server
 without and with chunked prefill on all cores, against a prefill and a decode worker on half of the cores each.
 kv: time to first token of 2,000 tokens found in each tier and 50 new ones, in percent of computing all of them, and
 what copying KV out costs decode; not part of all. Mooncake is measured where its package is installed.

@@ -1,6 +1,6 @@
 """The interference workload: what long prompts do to the tokens of streams that run.
 
-Steady streams decode while prompts of 2,000 tokens keep arriving. The same work is given to one server on all cores
+Steady streams decode while prompts of 2,000 tokens keep arriving, each as soon as the one before is answered. The same work is given to one server on all cores
 that computes each prompt in one step, to one that computes them in chunks, and to a prefill and a decode worker on half
 of the cores each.
 """
@@ -27,21 +27,19 @@ SETUPS = ("unchunked", "chunked", "apart")
 
 @dataclass(frozen=True)
 class Interference:
-    """streams: prompts of the streams, `stream_out` tokens each. prompts: the long ones, `prompt_out` tokens each, one
-    every `every_s` seconds."""
+    """streams: prompts of the streams, `stream_out` tokens each. prompts: the long ones, `prompt_out` tokens each."""
 
     streams: Sequence[Sequence[int]]
     prompts: Sequence[Sequence[int]]
     stream_out: int = 256
     prompt_out: int = 2
-    every_s: float = 2.0
 
 
 def interference(
     options: Mapping[str, Any], work: Interference, repeats: int = 1, setups: Sequence[str] = SETUPS
 ) -> dict[str, dict[str, float]]:
-    """Figures by setup: token_p50_ms, token_p90_ms and token_max_ms between two events of a stream, total_tok_s over
-    all tokens in and out, prompt_p50_s from sending a long prompt to its first token.
+    """Figures by setup: token_p50_ms, token_p90_ms and token_max_ms between two events of a stream while a long prompt
+    is under way, total_tok_s over all tokens in and out, prompt_p50_s from sending a long prompt to its first token.
 
     Of several repeats the one with the lowest p90. Raises ConfigError with fewer than two cores, TrillionInferError
     when a server or a request fails.
@@ -52,7 +50,7 @@ def interference(
     found: dict[str, dict[str, float]] = {}
     for setup in setups:
         with _servers(setup, options, cores) as url:
-            asyncio.run(_run(url, Interference(work.streams[:1], work.prompts[:1], 4, 2, 0.0), reverse=True))
+            asyncio.run(_run(url, Interference(work.streams[:1], work.prompts[:1], 4, 2), reverse=True))
             runs = [asyncio.run(_run(url, work, number=number)) for number in range(repeats)]
         found[setup] = min(runs, key=lambda figures: figures["token_p90_ms"])
     return found
@@ -83,21 +81,18 @@ async def _run(url: str, work: Interference, reverse: bool = False, number: int 
         turned = list(ids[::-1]) if reverse else [*ids[number:], *ids[:number]]
         return {"model": MODEL, "prompt": turned, "max_tokens": out, "temperature": 0, "ignore_eos": True}
 
-    async def later(place: int, ids: Sequence[int]) -> Streamed:
-        await asyncio.sleep(work.every_s * (place + 0.5))
-        return await stream_completion(url, body(ids, work.prompt_out))
+    async def one_by_one() -> list[Streamed]:
+        return [await stream_completion(url, body(ids, work.prompt_out)) for ids in work.prompts]
 
     start = time.monotonic()
     steady = [stream_completion(url, body(ids, work.stream_out)) for ids in work.streams]
-    long = [later(place, ids) for place, ids in enumerate(work.prompts)]
-    answers = await asyncio.gather(*steady, *long)
+    prompts, *streams = await asyncio.gather(one_by_one(), *steady)
     seconds = time.monotonic() - start
-    streams, prompts = answers[: len(steady)], answers[len(steady) :]
     for stream, out in [*((s, work.stream_out) for s in streams), *((p, work.prompt_out) for p in prompts)]:
         if stream.error is not None or stream.tokens != out:
             raise TrillionInferError(f"a request gave {stream.tokens} of {out} tokens: {stream.error or 'no error'}")
-    gaps = np.concatenate([1e3 * np.diff(stream.times) for stream in streams])
-    tokens = sum(len(ids) for ids in (*work.streams, *work.prompts)) + sum(stream.tokens for stream in answers)
+    gaps = _gaps(streams, prompts[0].began, prompts[-1].times[-1])
+    tokens = sum(len(ids) for ids in (*work.streams, *work.prompts)) + sum(s.tokens for s in (*streams, *prompts))
     return {
         "token_p50_ms": float(np.percentile(gaps, 50)),
         "token_p90_ms": float(np.percentile(gaps, 90)),
@@ -105,6 +100,16 @@ async def _run(url: str, work: Interference, reverse: bool = False, number: int 
         "total_tok_s": tokens / seconds,
         "prompt_p50_s": float(np.median([prompt.first_token_s for prompt in prompts])),
     }
+
+
+def _gaps(streams: Sequence[Streamed], begin: float, end: float) -> np.ndarray:
+    """Milliseconds between events of a stream that came between `begin` and `end`."""
+    gaps = []
+    for stream in streams:
+        times = np.asarray(stream.times)
+        inside = (times[1:] > begin) & (times[:-1] < end)
+        gaps.append(1e3 * np.diff(times)[inside])
+    return np.concatenate(gaps)
 
 
 def compare(found: Mapping[str, Mapping[str, float]]) -> dict[str, float]:

@@ -25,7 +25,7 @@ class Sizes:
     startup_in: int = 32
     steady_streams: int = 4
     steady_out: int = 256
-    long_prompts: int = 6
+    long_prompts: int = 4
     long_in: int = 2000
     kv_prefix: int = 2000
     kv_tail: int = 50
