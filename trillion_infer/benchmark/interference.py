@@ -1,8 +1,8 @@
 """The interference workload: what long prompts do to the tokens of streams that run.
 
-Steady streams decode while prompts of 2,000 tokens keep arriving, each as soon as the one before is answered. The same work is given to one server on all cores
-that computes each prompt in one step, to one that computes them in chunks, and to a prefill and a decode worker on half
-of the cores each.
+Steady streams decode while prompts of 2,000 tokens keep arriving, each as soon as the one before is answered. The same
+work is given to one server on all cores that computes each prompt in one step, to one that computes them in chunks, and
+to a prefill and a decode worker on half of the cores each.
 """
 
 import asyncio
@@ -85,8 +85,9 @@ async def _run(url: str, work: Interference, reverse: bool = False, number: int 
         return [await stream_completion(url, body(ids, work.prompt_out)) for ids in work.prompts]
 
     start = time.monotonic()
-    steady = [stream_completion(url, body(ids, work.stream_out)) for ids in work.streams]
-    prompts, *streams = await asyncio.gather(one_by_one(), *steady)
+    long = asyncio.create_task(one_by_one())
+    streams = await asyncio.gather(*(stream_completion(url, body(ids, work.stream_out)) for ids in work.streams))
+    prompts = await long
     seconds = time.monotonic() - start
     for stream, out in [*((s, work.stream_out) for s in streams), *((p, work.prompt_out) for p in prompts)]:
         if stream.error is not None or stream.tokens != out:
