@@ -42,7 +42,7 @@ def deployment(pool_model):
 
 
 @pytest.fixture(scope="session")
-def colocated(make_llm, pool_model):
+def colocated(pool_model):
     """The same model in this process: what the right answers are."""
     from trillion_infer import LLM
 

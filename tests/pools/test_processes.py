@@ -152,7 +152,7 @@ def storm(deployment, colocated, seed: int, kills: int) -> None:
 
 
 def test_killed_workers_lose_no_token(deployment, colocated):
-    storm(deployment, colocated, 1, 3)
+    storm(deployment, colocated, 1, 2)
 
 
 @pytest.mark.slow

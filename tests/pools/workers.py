@@ -20,7 +20,7 @@ from tests.conftest import GOLDEN
 ROOT = Path(__file__).parents[2]
 KEY = "the key of the workers of a test"
 ADMIN = {"authorization": "Bearer admin-key-of-tests"}
-START_S = 240.0
+START_S = 600.0
 NAME = "tiny"
 
 
