@@ -128,6 +128,11 @@ def test_a_worker_changes_its_role_while_requests_run(deployment, colocated):
     assert answer.status_code == 400
 
 
+def _ready(router) -> int:
+    """Decode workers that the router would use."""
+    return httpx.get(f"{router.url}/health", timeout=10).json()["ready"]
+
+
 def storm(deployment, colocated, seed: int, kills: int) -> None:
     """kill -9 of a random worker at a random moment under load, again and again; the dead one is started again."""
     prefill, decode, router = deployment
@@ -146,6 +151,7 @@ def storm(deployment, colocated, seed: int, kills: int) -> None:
         right += check(outcomes, expected_texts(colocated, requests))
         total += len(requests)
         victim.wait()
+        wait_until(lambda: _ready(router) == len(decode), 60, "the router does not take a worker back")
     assert right >= 0.9 * total, f"{right} of {total} requests ended rightly"
     all_home([*prefill, *decode])
     assert fetch(router.url, body("after the storm", 8)).error is None
