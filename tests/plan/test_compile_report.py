@@ -143,3 +143,22 @@ def test_deployments_compile_and_leave_room(name):
         if (" copy(" in line or "copy-start(" in line) and any(shape in line for shape in shapes)
     ]
     assert not copies
+
+
+def test_rounded_weights_and_experts_on_the_host_leave_the_device():
+    def weights(options: dict) -> int:
+        deployment = find_deployment("qwen3_30b_a3b_v5e_8")
+        changed = dataclasses.replace(deployment, options={**deployment.options, "mesh": "expert=8", **options})
+        return plan_deployment(changed)[0].weight_bytes_per_device()
+
+    plain, int8, int4 = (weights(options) for options in ({}, {"quantize": "int8"}, {"quantize": "int4"}))
+    assert 0.5 < int8 / plain < 0.51
+    assert 0.28 < int4 / plain < 0.32  # 4.5 bits of 16, tables of 8
+    held = weights({"expert_memory": "host:8e9"})
+    assert 1e9 / 2 < held - (plain - 48 * 128 * 3 * 2048 * 768 * 2 / 8) < 1e9
+
+
+def test_weights_that_are_quantised_are_not_rounded():
+    deployment = find_deployment("kimi_k2_5_h100x8")
+    with pytest.raises(ConfigError, match=r"quantize is 'int8', but the weights of this .* are quantised already"):
+        plan_deployment(dataclasses.replace(deployment, options={**deployment.options, "quantize": "int8"}))
