@@ -35,7 +35,7 @@ def test_it_is_near_plain_kv_and_a_third_of_its_size(make_llm, name, kv_dtype):
     prompts = prompts_of(8, [40, 60])
     for a, b in zip(plain.generate(prompts, SCORED), small.generate(prompts, SCORED), strict=True):
         gap = np.abs(prompt_scores(a) - prompt_scores(b))
-        assert 0 < gap.mean() < {"int8": 0.06, "fp8": 0.3}[kv_dtype], "these models are rough: bfloat16 costs 0.03"
+        assert 0 < gap.mean() < {"int8": 0.06, "fp8": 0.3}[kv_dtype]
     for ours, theirs in zip(small.blueprint.layouts, plain.blueprint.layouts, strict=True):
         assert ours.page_bytes == theirs.page_bytes // 4 + 4 * ours.layers * ours.page_size * ours.scale_rows
     check_idle(small)
