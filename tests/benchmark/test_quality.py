@@ -60,7 +60,7 @@ def test_perplexity_and_divergence_stay_within_the_stated_bounds(smollm2_path):
     options |= {"precompile": False, "quantize": "none"}
     variants = [{"dtype": "float32"}, *parse_variants(";".join(BOUNDS))]
     reference, full, *rounded = run_variants(options, variants, shipped_text())
-    assert reference.tokens > 1000
+    assert reference.tokens > 900
     assert full.kl < 0.015
     for row in rounded:
         assert abs(math.log(row.ratio)) < math.log(BOUNDS[row.variant]), row
