@@ -240,6 +240,7 @@ def _connect(spec: MooncakeStore, buffer_bytes: int) -> Any:
             "or leave store out."
         ) from error
     os.environ.setdefault("GLOG_minloglevel", "2")  # the library logs every call otherwise
+    os.environ.setdefault("MC_LOG_LEVEL", "WARNING")
     try:
         module = importlib.import_module("mooncake.store")
     except ImportError as error:
