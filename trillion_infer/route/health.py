@@ -1,6 +1,7 @@
 """Looks at every worker's /health again and again."""
 
 import asyncio
+from typing import Any
 
 import httpx
 
@@ -30,14 +31,22 @@ class HealthPoller:
         try:
             answer = await self._client.get(f"{worker.url}/health", timeout=max(1.0, self._interval_s))
             good = answer.status_code == 200
-            state = answer.json() if good else None
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError):
-            good, state = False, None
-        if isinstance(state, dict):
-            worker.told(state)
+        except (httpx.HTTPError, httpx.InvalidURL):
+            good = False
+        else:
+            worker.told(_state(answer) if good else {})
         self._missed[worker.url] = 0 if good else self._missed[worker.url] + 1
         if good:
             worker.up = True
         elif worker.up and self._missed[worker.url] >= _MISSES:
             worker.up = False
             worker.lost()
+
+
+def _state(answer: httpx.Response) -> dict[str, Any]:
+    """What a server tells of itself; nothing where its answer is no JSON object, as those of other makes are."""
+    try:
+        state = answer.json()
+    except ValueError:
+        return {}
+    return state if isinstance(state, dict) else {}
