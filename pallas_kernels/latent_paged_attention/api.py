@@ -95,7 +95,8 @@ def latent_paged_attention(
         "gpu": functools.partial(gpu.attend, interpret=interpret),
     }[chosen]
     shard = slots or whole_pages()
-    pool, kv_scales = reference.write_latents(latent, k_rope, pool, layer, *batch, shard, kv_scales)
+    by_pages = chosen == "tpu" and kv_scales is not None
+    pool, kv_scales = reference.write_latents(latent, k_rope, pool, layer, *batch, shard, kv_scales, by_pages)
     options = {"scale": scale, "max_q_len": max_q_len, "slots": slots, "kv_scales": kv_scales}
     found = attend(q_latent, q_rope, pool, layer, *batch, **options)
     return tuple(x for x in (*found, pool, kv_scales) if x is not None)

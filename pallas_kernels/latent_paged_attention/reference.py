@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.common.page_writes import write_pages
 from pallas_kernels.common.quantised_pool import quantise, write_scales
 from pallas_kernels.common.slot_shard import SlotShard, log_sum, whole_pages
 from pallas_kernels.common.token_places import token_places
@@ -30,16 +31,19 @@ def write_latents(
     num_seqs: Int[Array, "2"],
     slots: SlotShard,
     kv_scales: Float[Array, "L P 2 p"] | None = None,
+    by_pages: bool = False,
 ) -> tuple[Array, Float[Array, "L P 2 p"] | None]:
     """The pool, and its scales, with each new token at its page and slot, unused lanes zeroed.
 
-    What is padding or another shard's goes nowhere.
+    What is padding or another shard's goes nowhere. by_pages: as `common.page_writes` does it.
     """
     tokens, (_, pages, page_size, _) = latent.shape[0], pool.shape
     page, slot = token_places(tokens, page_size, kv_lens, page_table, cu_q_lens, num_seqs, slots)
     rows, new_scales = new_rows(latent, k_rope, pool, quantised=kv_scales is not None)
     if kv_scales is not None:
         kv_scales = write_scales(kv_scales, new_scales, layer, page, slot)
+    if by_pages:
+        return write_pages(pool, rows, layer, page, slot), kv_scales
     page = jnp.where(page < 0, pages, page)
     return pool.at[jnp.broadcast_to(layer, page.shape), page, slot].set(rows, mode="drop"), kv_scales
 

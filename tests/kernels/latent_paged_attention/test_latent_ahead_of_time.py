@@ -29,4 +29,5 @@ def test_it_compiles_with_temporaries_of_the_size_of_its_queries(spec, target, b
     temporaries = compiled.memory_analysis().temp_size_in_bytes
     assert temporaries < 5 * query_bytes + (32 << 20)
     assert temporaries < 0.04 * pool_bytes
-    assert pool_copies(compiled, pool) == []
+    relaid = TARGETS[target] == "tpu" and spec.pool_dtype != "bfloat16"  # once a program, into the same memory
+    assert len(pool_copies(compiled, pool)) <= relaid
