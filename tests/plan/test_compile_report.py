@@ -162,3 +162,22 @@ def test_weights_that_are_quantised_are_not_rounded():
     deployment = find_deployment("kimi_k2_5_h100x8")
     with pytest.raises(ConfigError, match=r"quantize is 'int8', but the weights of this .* are quantised already"):
         plan_deployment(dataclasses.replace(deployment, options={**deployment.options, "quantize": "int8"}))
+
+
+@pytest.mark.aot
+@pytest.mark.slow
+@pytest.mark.parametrize("topology", ["v5e:1x1", "h100:1"])
+def test_experts_on_the_host_compile(topology):
+    """The copies of experts into the cache, and products of its slots by the platform's own kernels."""
+    mixture = {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "num_key_value_heads": 4,
+        "num_experts": 16,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 256,
+        "norm_topk_prob": True,
+    }
+    options = {"max_running": 8, "max_model_len": 256, "prefill_chunk": 64, "expert_memory": "host"}
+    tiny = dataclasses.replace(TINY, options=options, hf_config={**(TINY.hf_config or {}), **mixture})
+    report = compile_deployment(tiny, topology, only_largest=True)
+    assert not report.notes
