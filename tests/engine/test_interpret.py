@@ -25,14 +25,3 @@ def test_interpreted_kernels_give_the_tokens_of_the_reference(make_llm, name, at
     kernels = make_llm.fresh(name, attention=attention, interpret=True, **OPTIONS)
     assert tokens_of(kernels.generate(PROMPTS, greedy(12))) == expected
     kernels.close()
-
-
-@pytest.mark.parametrize("attention", ["tpu", "gpu"])
-@pytest.mark.parametrize("name", ["smollm2", "deepseek_v3"])
-def test_verified_drafts_on_interpreted_kernels_give_the_tokens_of_the_reference(make_llm, name, attention):
-    plain = make_llm.fresh(name, attention="reference", **OPTIONS)
-    expected = tokens_of(plain.generate(PROMPTS, greedy(16)))
-    plain.close()
-    drafting = make_llm.fresh(name, attention=attention, interpret=True, speculate="ngram", **OPTIONS)
-    assert tokens_of(drafting.generate(PROMPTS, greedy(16))) == expected
-    drafting.close()
