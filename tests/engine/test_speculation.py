@@ -240,6 +240,18 @@ def test_cost_is_that_of_the_bucket_a_step_would_run_in():
     assert cost.estimate(24) == 2.0  # the large one has not run for long: it is as good as untried
 
 
+def test_drafts_that_no_step_holds_never_pay():
+    """Every way in which small options may leave less room than all rows' drafts would take."""
+    for running, tokens in ((4, 16), (8, 32), (32, 33), (1, 2), (3, 5)):
+        cost = BucketCost(make_buckets(running, tokens, MAX_DRAFTS))
+        for sequences in range(1, running + 1):
+            cost.at(sequences, 0)
+            for bucket in cost._all.decode * 2:
+                cost.record_step(bucket, 1.0)
+            assert cost.estimate(tokens) < float("inf")
+            assert cost.estimate(tokens + 1) == float("inf")
+
+
 def test_no_drafts_where_they_do_not_pay(make_llm):
     llm = make_llm("smollm2", **SMALL, speculate="ngram,grammar")
     cost = llm.engine.speculation.cost

@@ -1,5 +1,6 @@
 """Speculation in the step loop: which requests may be drafted for, what their drafts are, and what steps cost."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -59,12 +60,15 @@ class BucketCost(StepCost):
         self._last_run[bucket] = self._steps
 
     def estimate(self, tokens: int) -> float | None:
-        """Seconds of a step with so many query tokens of running requests, over all shards; None if unknown."""
+        """Seconds of a step with so many query tokens of running requests, over all shards; None if unknown,
+        infinite where no step holds them."""
         each = -(-tokens // self._shards)
         base = self._all.choose(self._sequences + self._prefill, self._sequences, decode_only=not self._prefill)
         alone = self._by_bucket.get(base)
         if each <= self._sequences or alone is None:
             return alone
+        if each + self._prefill > self._all.verify[-1].tokens:
+            return math.inf
         bucket = self._all.choose(each + self._prefill, self._sequences, False, verifies=True)
         if self._steps - self._last_run.get(bucket, self._steps) > _FORGET_AFTER:
             self._by_bucket.pop(bucket, None)
