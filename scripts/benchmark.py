@@ -6,6 +6,8 @@ Run:    python scripts/benchmark.py --model=MODEL --config=smollm2_cpu
 Expect: a table; with --json one object a line: engine, metric, value, unit, dtype, model (see docs/measurements.md).
 
 decode: batch 1, 32 in, 128 out. prefill: 1,024 in, 1 out. offline: 32 requests of 16 to 512 in, 64 out, 16 running.
+speculate: tool calls, JSON edits and chat with --speculate (ngram,suffix where not given) against none, batch 1 and 32;
+    prompts in trillion_infer/benchmark/data; not among "all". Ratios above 1 say that drafts are faster.
 startup: process start to first token, with an empty cache of compiled programs (startup_cold_s) and with a filled one.
 serve: the offline requests over HTTP, all at once, streamed from a server process.
 interference (not in all): 4 streams of 256 tokens while 4 prompts of 2,000 tokens come one by one; one server
@@ -30,8 +32,8 @@ from trillion_infer.cli.progress import progress_bars
 WORKLOAD = flags.DEFINE_string(
     "workload",
     "all",
-    "decode, prefill, offline, startup, serve, interference, host, kv, several with commas, or all (without the last "
-    "three).",
+    "decode, prefill, offline, startup, serve, interference, host, kv, speculate, several with commas, or all (without the last "
+    "four).",
 )
 JSON = flags.DEFINE_bool("json", False, "One JSON object a line instead of a table.")
 REPEATS = flags.DEFINE_integer("repeats", 3, "Runs of each workload; the best is given.")

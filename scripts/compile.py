@@ -30,6 +30,9 @@ TOPOLOGY = flags.DEFINE_string("topology", None, "Devices, e.g. v5p:2x2x2 or h10
 LARGEST = flags.DEFINE_bool(
     "largest", False, "Compile the largest step and its sampler only: the memory figures in a fraction of the time."
 )
+SPECULATE = flags.DEFINE_string(
+    "speculate", None, "Drafters beside the model, as LLM takes them; of a path the config.json is enough."
+)
 BUNDLE = flags.DEFINE_string(
     "bundle", None, "Folder to write an executable bundle to: LLM(bundle=…) loads it on such devices without compiling."
 )
@@ -51,6 +54,11 @@ def show(report: CompileReport) -> None:
         f"{row['reserved_gib_per_device']:.2f} reserved; {row['kv_gib_total']:.2f} GiB are left for KV in all, "
         f"{row['kv_tokens']:,} tokens (weights held once, no temporaries: {report.kv_limit / 2**30:.2f} GiB)"
     )
+    for each in row["drafters"]:
+        print(
+            f"of that the drafter {each['name']}: {each['weights_gib_per_device']:.3f} GiB of weights a device, "
+            f"{100 * each['kv_share']:.1f} % of the KV"
+        )
     if report.bundle_bytes:
         print(f"bundle: {len(report.programs)} programs, {report.bundle_bytes / 1e6:.1f} MB in {BUNDLE.value}")
 
@@ -66,6 +74,8 @@ def main(argv: list[str]) -> None:
         deployment = find_deployment(CONFIG.value)
         if QUANTIZE.value:
             deployment = replace(deployment, options={**deployment.options, "quantize": QUANTIZE.value})
+        if SPECULATE.value:
+            deployment = replace(deployment, options={**deployment.options, "speculate": SPECULATE.value})
         report = compile_deployment(deployment, TOPOLOGY.value, tell, LARGEST.value, BUNDLE.value)
     except TrillionInferError as error:
         sys.exit(f"compile.py: {error}")

@@ -24,6 +24,7 @@ from trillion_infer.distributed.joining import form_group, processes_of
 from trillion_infer.engine.build import BuildReport, build_disaggregated, build_engine, plan_engine
 from trillion_infer.engine.compile_cache import enable_compile_cache
 from trillion_infer.engine.disaggregated import DisaggregatedEngine
+from trillion_infer.engine.draft_plan import open_drafters
 from trillion_infer.engine.engine import Engine
 from trillion_infer.engine.many_hosts import FollowingEngine, check_options, plan_of
 from trillion_infer.engine.memory import with_unaccounted
@@ -64,7 +65,9 @@ class LLM:
       store: "mooncake://HOST:PORT", or a folder as fsspec names it ("file:///mnt/kv"), for KV that LLMs share.
       sessions: folder of saved sessions; None: beside the blocks of disk_kv. keep_alive: seconds for which a session's
         KV is pinned on the device after a turn.
-      speculate: drafters of speculative decoding, joined by commas: ngram | suffix | grammar.
+      speculate: drafters of speculative decoding, joined by commas: ngram | suffix | grammar | draft:PATH (a smaller
+        model of the same vocabulary) | eagle3:PATH (a head trained for this model) | mtp (layers of the checkpoint).
+      draft_len: most drafts of a request in one step, 1 to 15; None: 7, or 3 where a model drafts.
       seed: of requests that name none.
       attention: backend of the attention ops: auto | reference | pallas | tpu | gpu | cpu.
       interpret: run the Pallas kernels of `attention` (pallas: TPU's) on CPU in interpret mode, for tests.
@@ -103,6 +106,7 @@ class LLM:
         sessions: str | None = None,
         keep_alive: float = 300.0,
         speculate: str | None = None,
+        draft_len: int | None = None,
         seed: int = 0,
         attention: str = "auto",
         debug_kernels: bool = False,
@@ -164,7 +168,9 @@ class LLM:
             self.engine: Engine | DisaggregatedEngine | FollowingEngine
             if roles is None:
                 with timeline.phase("plan"):
-                    blueprint = plan_engine(family, self.mesh, engine_config, packing.abstract)
+                    target = None if isinstance(checkpoint, RandomCheckpoint) else checkpoint
+                    drafters = open_drafters(engine_config.speculate, target)
+                    blueprint = plan_engine(family, self.mesh, engine_config, packing.abstract, drafters)
                 if self._group is not None:
                     self._group.require_equal(plan_of(blueprint, fingerprint))
                 self.engine, self.report = build_engine(

@@ -1,6 +1,7 @@
 """Deployments are checked without a compiler; compiles for devices that are not here say what memory holds."""
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,7 @@ from trillion_infer.models import read_family
 from trillion_infer.plan.compile_report import CompileReport, compile_deployment, described_packing, plan_deployment
 from trillion_infer.plan.cost import step_cost
 
+CONFIGS = Path(__file__).parents[2] / "configs"
 NAMES = [name for name in deployment_names() if find_deployment(name).hf_config is not None]
 FIELDS = {
     "config",
@@ -23,6 +25,7 @@ FIELDS = {
     "kv_gib_total",
     "kv_tokens",
     "programs",
+    "drafters",
 }
 TINY = Deployment(
     name="tiny",
@@ -181,3 +184,21 @@ def test_experts_on_the_host_compile(topology):
     tiny = dataclasses.replace(TINY, options=options, hf_config={**(TINY.hf_config or {}), **mixture})
     report = compile_deployment(tiny, topology, only_largest=True)
     assert not report.notes
+
+
+@pytest.mark.aot
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["kimi_k2_5_tpu7x_4", "kimi_k2_5_h100x8"])
+@pytest.mark.parametrize("head", ["kimi_k2_5_eagle3_mla", "kimi_k2_5_eagle3_llama"])
+def test_eagle3_heads_compile_beside_kimi(name, head):
+    """The largest steps of target and head; the report says what of memory is the head's."""
+    deployment = find_deployment(name)
+    speculate = f"eagle3:{CONFIGS / 'drafters' / head}"
+    deployment = dataclasses.replace(deployment, options={**deployment.options, "speculate": speculate})
+    report = compile_deployment(deployment, only_largest=True)
+    names = [program.name for program in report.programs]
+    assert any(each.startswith("eagle3_extend_") for each in names)
+    assert any(each.startswith("eagle3_chain_") for each in names)
+    (drafter,) = report.as_json()["drafters"]
+    assert 0.1 < drafter["weights_gib_per_device"] < 2
+    assert 0 < drafter["kv_share"] < 0.1

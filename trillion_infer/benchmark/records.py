@@ -52,6 +52,15 @@ kv_*_share: time to first token of a stored prefix over that of computing it, wh
 kv_write_behind_share: how much longer decode takes with copying out.
 """
 
+_BY_ENDING = {"_tok_s": "tokens/s", "_ratio": "ratio", "_length": "tokens", "_rate": "share"}
+"""Units of metrics that name a workload or a drafter."""
+
+
+def unit_of(metric: str) -> str:
+    """The unit of a metric. Raises KeyError for one that nobody knows."""
+    ending = next((unit for end, unit in _BY_ENDING.items() if metric.endswith(end)), None)
+    return UNITS[metric] if ending is None or metric in UNITS else ending
+
 
 @dataclass(frozen=True)
 class Record:
@@ -71,7 +80,7 @@ class Record:
 
 def record(engine: str, metric: str, value: float, dtype: str, model: str) -> Record:
     """A record with the metric's unit and the value to four digits."""
-    return Record(engine, metric, float(f"{value:.4g}"), UNITS[metric], dtype, model)
+    return Record(engine, metric, float(f"{value:.4g}"), unit_of(metric), dtype, model)
 
 
 def ratios(records: Iterable[Record]) -> Iterator[Record]:

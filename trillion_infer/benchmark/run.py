@@ -1,7 +1,7 @@
 """A benchmark from options to records."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from trillion_infer.benchmark.measure import MEASURES, peak_rss_mb, warm_up
 from trillion_infer.benchmark.others import OTHERS, interpreter_of
 from trillion_infer.benchmark.records import BASELINE, ENGINE, MACHINE, Record, ratios, record
 from trillion_infer.benchmark.serving import serve
+from trillion_infer.benchmark.speculation import speculate
 from trillion_infer.benchmark.startup import startup
 from trillion_infer.benchmark.workloads import WORKLOADS, Sizes, Work, draw
 from trillion_infer.core.errors import ConfigError
@@ -54,6 +55,11 @@ def run_plan(plan: Plan, tell: Callable[[str], None], progress: Progress | None 
     `tell` gets a sentence when the baseline is left out. Every repeat has prompts of its own; the baseline's are those
     of the first. Raises what LLM raises, and ConfigError for a torch_python that cannot serve.
     """
+    if "speculate" in plan.workloads:
+        yield from _speculation(plan, tell)
+        plan = replace(plan, workloads=tuple(name for name in plan.workloads if name != "speculate"))
+        if not plan.workloads:
+            return
     if "startup" in plan.workloads and jax.distributed.is_initialized():
         raise ConfigError("the workload startup starts processes of its own; leave it out over several processes.")
     scripts: dict[str, tuple[str, Path]] = {}
@@ -120,6 +126,13 @@ def _interference(plan: Plan, work: Work, name: str) -> Iterator[Record]:
             yield record(f"{ENGINE} {setup}", metric, value, dtype, name)
     for metric, value in compare(found).items():
         yield record(ENGINE, metric, value, dtype, name)
+
+
+def _speculation(plan: Plan, tell: Callable[[str], None]) -> Iterator[Record]:
+    """Drafts against none: see benchmark/speculation.py."""
+    dtype = str(plan.options.get("dtype", "auto"))
+    for metric, value in speculate(plan.options, plan.repeats, tell=tell):
+        yield record(ENGINE, metric, value, dtype, Path(plan.options["model"]).name)
 
 
 def _figures(llm: LLM, workloads: Sequence[str], draws: Sequence[Work]) -> Iterator[tuple[str, float]]:

@@ -7,8 +7,8 @@ from typing import Any
 
 from trillion_infer.core.errors import ConfigError
 
-WORKLOADS = ("decode", "prefill", "offline", "startup", "serve", "interference", "host", "kv")
-SEPARATE = ("interference", "host", "kv")
+WORKLOADS = ("decode", "prefill", "offline", "startup", "serve", "interference", "host", "kv", "speculate")
+SEPARATE = ("interference", "host", "kv", "speculate")
 """Workloads that "all" leaves out: other setups, and a model of their own."""
 
 

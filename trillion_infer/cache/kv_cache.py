@@ -138,6 +138,17 @@ class KVCache:
                 self._note(number, request, start, self.groups[number].extend(request, end - start))
         return True
 
+    def reserve(self, request: Request, upto_tokens: int) -> bool:
+        """`allocate` for positions that may never be used: releases nothing."""
+        end = -(-upto_tokens // self.page_size)
+        ends = [held.end for held in self.held(request)]
+        if any(end - start > g.pool.available for start, g in zip(ends, self.groups, strict=True)):
+            return False
+        for number, start in enumerate(ends):
+            if start < end:
+                self._note(number, request, start, self.groups[number].extend(request, end - start))
+        return True
+
     def fit(self, request: Request, upto_tokens: int) -> int:
         """The most positions, at most `upto_tokens`, that `allocate` could hold now."""
         for group in self.groups:

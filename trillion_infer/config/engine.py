@@ -32,7 +32,8 @@ class EngineConfig:
     quantize: how weights are rounded while they load (weights/rounding.py); keep: blocks of a GGUF stay as they are;
     none: they are decoded; None: what the platform does best.
     expert_memory: host or host:BYTES keeps routed experts in host memory, BYTES of hot ones on the devices.
-    speculate: drafters joined by commas: ngram, suffix, grammar; None: none.
+    speculate: drafters joined by commas: ngram, suffix, grammar, draft:PATH, eagle3:PATH, mtp; None: none.
+    draft_len: most drafts of a request in one step, 1 to 15; None: 7, or 3 where a model drafts.
     attention: backend of the attention ops. precompile: compile every bucket before the first request.
     compile_cache: folder of XLA's own cache, "" for none. bundle: folder of executable bundles, "" for none; None:
     the user's cache on CPU, none elsewhere. prefix_caching: share KV of equal prefixes.
@@ -53,6 +54,7 @@ class EngineConfig:
     quantize: str | None = None
     expert_memory: str | None = None
     speculate: str | None = None
+    draft_len: int | None = None
     host_kv: float = 0
     disk_kv: str | None = None
     store: str | None = None
@@ -83,6 +85,9 @@ class EngineConfig:
             if getattr(self, field) is not None:
                 _at_least(field, getattr(self, field), low)
         parse_expert_memory(self.expert_memory)
+        length = self.draft_len
+        if length is not None and (not isinstance(length, int) or isinstance(length, bool) or not 1 <= length <= 15):
+            raise ConfigError(f"draft_len is {length!r}; it must be a whole number from 1 to 15, or None.")
         check_host(self.host_kv)
         if self.disk_kv:
             parse_disk(self.disk_kv)

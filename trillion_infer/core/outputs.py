@@ -50,8 +50,33 @@ class HandoffMarks:
 
 
 @dataclass
+class DraftFigures:
+    """What one drafter gave. drafts: verified drafts of at least one token."""
+
+    drafts: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Share of drafted tokens that stood; 0 before any."""
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+    @property
+    def acceptance_length(self) -> float:
+        """Mean tokens that one verification gave, the verifier's own included; 1 before any."""
+        return 1.0 + (self.accepted / self.drafts if self.drafts else 0.0)
+
+    def record(self, drafted: int, accepted: int) -> None:
+        """One verified draft of `drafted` tokens, of which `accepted` stood."""
+        self.drafts += 1
+        self.drafted += drafted
+        self.accepted += accepted
+
+
+@dataclass
 class RequestMetrics:
-    """Wall-clock marks, in seconds of `time.monotonic()`; None until reached."""
+    """Wall-clock marks, in seconds of `time.monotonic()`; None until reached. drafts: by drafter, what they gave."""
 
     arrival_time: float = 0.0
     first_scheduled_time: float | None = None
@@ -61,6 +86,7 @@ class RequestMetrics:
     token_times: list[float] = field(default_factory=list)
     preemptions: int = 0
     handoff: HandoffMarks | None = None
+    drafts: dict[str, DraftFigures] = field(default_factory=dict)
 
     @property
     def time_to_first_token(self) -> float | None:

@@ -19,7 +19,10 @@ ON_DEVICE = -1
 
 @dataclass(frozen=True)
 class BatchLayout:
-    """Where each field of a bucket's packed array `[data, size]` lies."""
+    """Where each field of a bucket's packed array `[data, size]` lies.
+
+    following: the token after a row's last, ON_DEVICE where this step finds it. draft_next: a model is to draft.
+    """
 
     bucket: Bucket
 
@@ -38,6 +41,8 @@ class BatchLayout:
             "cu_q_lens": s + 1,
             "num_seqs": 2,
             "prompt_lens": s,
+            "following": s,
+            "draft_next": s,
             "sample_rows": s * self.bucket.width,
             "row_params": self.row_fields * s,
         }
@@ -86,13 +91,19 @@ def pack_rows(layout: BatchLayout, rows: Sequence[Row], num_decode: int, table: 
             at = row.start - prompt
             tokens.append(output[at] if at < len(output) else ON_DEVICE)
         index = len(output) + request.num_in_flight - 1
-        numbers.append((request.slot, prompt, index, row.start + row.length, row.length, row.samples))
-    slots, prompts, indices, stops, lengths, samples = np.array(numbers, np.int32).reshape(count, 6).T
+        stop = row.start + row.length
+        after = ON_DEVICE if row.samples else request.token(stop)
+        numbers.append((request.slot, prompt, index, stop, row.length, row.samples, after, row.lookahead))
+    slots, prompts, indices, stops, lengths, samples, following, draft_next = (
+        np.array(numbers, np.int32).reshape(count, 8).T
+    )
     ends = np.cumsum(lengths)
     views["tokens"][: len(tokens)] = tokens
     views["slots"][:count] = slots
     views["kv_lens"][:count] = stops
     views["prompt_lens"][:count] = prompts
+    views["following"][:count] = following
+    views["draft_next"][:count] = draft_next
     views["cu_q_lens"][1 : count + 1] = ends
     views["cu_q_lens"][count + 1 :] = len(tokens)
     views["num_seqs"][:] = (num_decode, count)

@@ -49,15 +49,19 @@ def divide(
     max_model_len: int,
     extend_len: int,
     taken: str = "",
+    beside: Sequence[Sequence[PoolLayout]] = (),
 ) -> list[CacheGroup]:
     """Groups with as many pages as `budget` bytes a device hold, never more than `max_running` full requests use.
 
     Groups share the budget in proportion to what one request of full length needs of each. Raises OutOfMemoryError
     when there is no room for one page of each; `taken` then says what took the rest.
+    beside: for each group, the pools that have its pages too.
     """
     page_size = layouts[0].page_size
     groups = [CacheGroup(lay.key.name, lay.key.window, 1, lay.key.chunk) for lay in layouts]
     sizes = [local_page_bytes(layout, mesh) for layout in layouts]
+    for group, others in enumerate(beside):
+        sizes[group] += sum(local_page_bytes(layout, mesh) for layout in others)
 
     def need(length: int) -> tuple[list[int], int]:
         """Pages of each group, and bytes a device, that a request of this length takes."""

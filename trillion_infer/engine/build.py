@@ -1,9 +1,9 @@
 """From a checkpoint to an engine that is ready: weights load while programs compile."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -30,6 +30,8 @@ from trillion_infer.distributed.group import Follower, Group, Leader
 from trillion_infer.engine import budget, experts
 from trillion_infer.engine.buckets import SMALLEST_PREFILL, make_buckets
 from trillion_infer.engine.disaggregated import DisaggregatedEngine, PrefillEngine
+from trillion_infer.engine.draft_plan import DraftPlan, DraftSource, plan_drafters
+from trillion_infer.engine.drafting import DraftPrograms, ModelDrafter, aux_layers_of
 from trillion_infer.engine.engine import Engine
 from trillion_infer.engine.fits import check_fits_here
 from trillion_infer.engine.guard import BatchGuard
@@ -38,7 +40,7 @@ from trillion_infer.engine.memory import device_bytes, is_on_device, told_as_our
 from trillion_infer.engine.ops import choose_ops, default_page_size, platform_of, pool_platform
 from trillion_infer.engine.programs import Programs
 from trillion_infer.engine.sizing import prepare, size_pools
-from trillion_infer.engine.speculation import MAX_DRAFTS, Speculation, check_speculate
+from trillion_infer.engine.speculation import Speculation, draft_length
 from trillion_infer.engine.state import StateShape
 from trillion_infer.engine.tiering import KVTiering, PageCopier
 from trillion_infer.layers.decoder import Decoder
@@ -47,6 +49,7 @@ from trillion_infer.layers.expert_cache import ExpertCache
 from trillion_infer.layers.parameters import param_specs
 from trillion_infer.models import Family
 from trillion_infer.schedule.scheduler import Scheduler
+from trillion_infer.speculate import parse_speculate
 from trillion_infer.transfer.pages import PageMover
 from trillion_infer.weights.quantise import abstract_quantised
 from trillion_infer.weights.rounding import RECIPES
@@ -90,6 +93,7 @@ class Blueprint:
     max_model_len: int
     max_batch_tokens: int
     packing: Packing | None = None
+    drafts: tuple[DraftPlan, ...] = ()
 
     @property
     def model_shards(self) -> int:
@@ -143,11 +147,22 @@ class Blueprint:
     def programs(self, pages: tuple[int, ...]) -> Programs:
         """The programs for pools of these pages; nothing is compiled yet."""
         ops = choose_ops(self.mesh, self.dtype, self.config.attention, self.config.interpret)
-        drafts = MAX_DRAFTS if self.config.speculate else 0
+        drafts = draft_length(self.config)
         smallest = SMALLEST_PREFILL.get(platform_of(self.mesh), 64)
         buckets = make_buckets(self.config.max_running, self.max_batch_tokens, drafts, smallest)
         state = self.state_shape(pages).abstract(self.mesh)
-        return Programs(self.model, self.mesh, buckets, ops, self.abstract_params(), state)
+        aux_layers = aux_layers_of(self.drafts)
+        return Programs(self.model, self.mesh, buckets, ops, self.abstract_params(), state, aux_layers=aux_layers)
+
+    def draft_programs(self, programs: Programs) -> tuple[DraftPrograms, ...]:
+        """The programs of the models that draft beside `programs`."""
+        aux_layers, length = programs.aux_layers or (), draft_length(self.config)
+        shared = (self.mesh, programs.buckets, self.model, programs.params, programs.state, aux_layers, length)
+        return tuple(DraftPrograms(plan, *shared) for plan in self.drafts)
+
+    def beside(self) -> list[list[PoolLayout]]:
+        """For each cache group, the pools of drafters that have its pages."""
+        return [[lay for d in self.drafts if d.group == i for lay in d.layouts] for i in range(len(self.layouts))]
 
     def groups(self, temp_bytes: int, agree: Callable[[int], int] = lambda number: number) -> list[CacheGroup]:
         """Pages of each pool on each data shard, within the KV budget that the processes `agree` on."""
@@ -160,6 +175,7 @@ class Blueprint:
             max_model_len=self.max_model_len,
             extend_len=self.max_batch_tokens,
             taken=self._taken(temp_bytes),
+            beside=self.beside(),
         )
 
     def _taken(self, temp_bytes: int) -> str:
@@ -169,18 +185,26 @@ class Blueprint:
         return f"weights take {self.weight_bytes_per_device():,}, program temporaries {temp_bytes:,}"
 
     def weight_bytes_per_device(self) -> int:
-        """Bytes of parameters on one device, the cache of experts among them."""
-        return device_bytes((self.abstract_params(), self.expert_cache()))
+        """Bytes of parameters on one device, those of drafters and the cache of experts among them."""
+        drafters = sum(plan.weight_bytes_per_device(self.mesh) for plan in self.drafts)
+        return drafters + device_bytes((self.abstract_params(), self.expert_cache()))
 
 
-def plan_engine(family: Family, mesh: Mesh, config: EngineConfig, packing: Packing | None = None) -> Blueprint:
+def plan_engine(
+    family: Family,
+    mesh: Mesh,
+    config: EngineConfig,
+    packing: Packing | None = None,
+    drafters: Sequence[DraftSource] = (),
+) -> Blueprint:
     """Checks the options against the model and the mesh. Raises ConfigError before anything is loaded.
 
     packing: which weights stay quantised as the checkpoint has them; None: none. `config.quantize` rounds plain ones.
+    drafters: models that draft, as `open_drafters` gives them.
     """
     model_config = family.config
     _check_mesh(mesh, model_config)
-    check_speculate(config.speculate)
+    draft_length(config)
     dtype = config.dtype
     if dtype == "auto":
         dtype = "float32" if model_config.dtype == "float32" else "bfloat16"
@@ -205,7 +229,9 @@ def plan_engine(family: Family, mesh: Mesh, config: EngineConfig, packing: Packi
                 "already. Leave quantize out."
             )
         packing = partial(abstract_quantised, recipe=config.quantize)
-    blueprint = Blueprint(family, mesh, config, dtype, model, layouts, max_model_len, max_batch_tokens, packing)
+    drafts = plan_drafters(drafters, family, model, mesh, config, dtype, layouts)
+    sizes = max_model_len, max_batch_tokens
+    blueprint = Blueprint(family, mesh, config, dtype, model, layouts, *sizes, packing, drafts)
     if blueprint.expert_bytes is not None:
         experts.check_mesh(mesh)
         blueprint.expert_cache()
@@ -260,6 +286,8 @@ def build_engine(
     phase, config = report.timeline.phase, blueprint.config
     if config.debug_kernels and group is not None:
         raise ConfigError("debug_kernels reads every page table, which several processes cannot. Use one process.")
+    if blueprint.drafts and group is not None:
+        raise ConfigError(f"speculate names {blueprint.drafts[0].name}, which drafts within one process. Use one.")
     check_fits_here(blueprint)
     copier = PageCopier(*pool_side(blueprint))
     tiers = copier.open_tiers(config, fingerprint + blueprint.dtype.encode())
@@ -268,10 +296,13 @@ def build_engine(
         with phase("size pools, open bundle"):
             caches, programs = size_pools(blueprint, None if group is None else agreement(group))
         programs.recorder = recorder_for(group, programs)
+        drafting = blueprint.draft_programs(programs)
         if config.precompile:
             pages = tuple(cache.num_pages for cache in caches)
             with phase("load or compile programs"):
                 prepare(programs, pages, partial(tell, "compile"))
+                for each in drafting:
+                    each.compile_all(partial(tell, "compile"))
         shape = blueprint.state_shape(tuple(cache.num_pages for cache in caches))
         with phase("allocate pools"), told_as_ours("the KV pools", _holders(blueprint, shape, programs)):
             state = shape.allocate(blueprint.mesh)
@@ -279,15 +310,21 @@ def build_engine(
     report.weights_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(params) if is_on_device(leaf))
     report.host_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(params)) - report.weights_bytes
     report.kv_bytes = sum(pool.nbytes for pool in state.kv_pools)
-    report.temp_bytes = max((program.temp_bytes for program in programs.all), default=0)
+    every = [program for each in (programs, *drafting) for program in each.all]
+    report.temp_bytes = max((program.temp_bytes for program in every), default=0)
     if group is not None:
         group.agree("built", 0, min)
     if isinstance(group, Follower):
         return FollowingEngine(programs, state, params, group), report
     schedulers = [_scheduler(blueprint, caches, fingerprint) for _ in range(blueprint.data)]
-    speculation = Speculation(config.speculate, programs.buckets, blueprint.data) if config.speculate else None
+    speculation = None
+    if config.speculate:
+        models = [plan.name for plan in blueprint.drafts]
+        speculation = Speculation(config, programs.buckets, blueprint.data, models)
     make = engine_type if group is None else _lead(programs, group, (params, state))
     engine = make(programs, state, params, schedulers, config.run_ahead, speculation)
+    for plan, compiled in zip(blueprint.drafts, drafting, strict=True):
+        engine.drafters.append(ModelDrafter(compiled, plan.load(blueprint.mesh, params)))
     if config.debug_kernels:
         engine.guard = BatchGuard(blueprint.layouts)
     if tiers:
@@ -319,16 +356,18 @@ def build_disaggregated(
     """
     if config.has_tiers:
         raise ConfigError("host_kv, disk_kv and store do not work with disaggregate yet; leave them out.")
-    if config.speculate:
+    if any(not spec.on_host for spec in parse_speculate(config.speculate)):
         raise ConfigError(
-            f"speculate={config.speculate!r} and disaggregate are both given, which is not available yet; give one."
+            f"speculate={config.speculate!r} names a model that drafts, whose KV does not travel to "
+            "decode meshes yet; with disaggregate use ngram, suffix or grammar."
         )
     engines: dict[str, list[Engine]] = {"prefill": [], "decode": []}
     blueprints: dict[str, list[Blueprint]] = {"prefill": [], "decode": []}
     report = BuildReport(timeline or Timeline())
     for role, kind in (("prefill", PrefillEngine), ("decode", Engine)):
         for mesh in meshes[role]:
-            blueprint = plan_engine(family, mesh, config, packing)
+            own = config if role == "decode" else replace(config, speculate=None)
+            blueprint = plan_engine(family, mesh, own, packing)
             engine, part = build_engine(blueprint, load, fingerprint, progress, kind, timeline=report.timeline)
             engines[role].append(engine)  # pyright: ignore[reportArgumentType]
             blueprints[role].append(blueprint)

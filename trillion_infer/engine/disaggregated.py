@@ -248,6 +248,10 @@ class DisaggregatedEngine(KeepsBlocksOf):
         for engine in self.engines:
             for name, value in engine.stats().items():
                 total[name] = total.get(name, 0) + value
+        for name in [name for name in total if name.endswith(".acceptance_length")]:
+            drafter = name.removesuffix(".acceptance_length")
+            total[name] = 1 + total[f"{drafter}.accepted"] / total[f"{drafter}.drafts"]
+            total[f"{drafter}.acceptance_rate"] = total[f"{drafter}.accepted"] / total[f"{drafter}.proposed"]
         total["kv_pages_moved"], total["kv_pages_found"] = self.figures.pages, self.figures.pages_found
         total["kv_bytes_moved"] = sum(mover.bytes_moved for row in self.movers for mover in row)
         return total

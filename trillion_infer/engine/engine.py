@@ -15,6 +15,7 @@ from trillion_infer.core.outputs import Logprob
 from trillion_infer.core.request import Request, Status
 from trillion_infer.engine.batch import BatchLayout, pack_rows
 from trillion_infer.engine.buckets import Bucket
+from trillion_infer.engine.drafting import Drafted, ModelDrafter, wanted_rows
 from trillion_infer.engine.guard import BatchGuard
 from trillion_infer.engine.keeping import KeepsBlocks
 from trillion_infer.engine.programs import Programs
@@ -70,6 +71,7 @@ class _Pending:
     sampled: Sampled | Verified
     begun: float | None
     scores: list[ScoreBlock] = field(default_factory=list)
+    drafted: list[Drafted] = field(default_factory=list)
 
 
 class Engine(KeepsBlocks):
@@ -101,6 +103,7 @@ class Engine(KeepsBlocks):
         self.guard: BatchGuard | None = None
         self.on_finish: Callable[[Request, Scheduler], None] | None = None
         """Called with a request that ends, before it gives its pages back."""
+        self.drafters: list[ModelDrafter] = []
         self.steps = 0
         self._received = 0.0
         self._no_mask = programs.place(np.False_, P())
@@ -162,6 +165,11 @@ class Engine(KeepsBlocks):
         """The KV pools as the steps sent so far leave them."""
         return self._state.kv_pools
 
+    @property
+    def params(self) -> Any:
+        """The parameters on the mesh, by path."""
+        return self._params
+
     def replace_pools(self, pools: tuple[Pool, ...]) -> None:
         """Puts pools in place into which another pool's pages were written."""
         state = self._state
@@ -195,7 +203,8 @@ class Engine(KeepsBlocks):
         if self.tiering is not None:
             is_idle = not self._pending and not any(scheduler.num_running for scheduler in self.schedulers)
             self.replace_pools(self.tiering.promote(self.pools, is_idle))
-        plans = [scheduler.schedule() for scheduler in self.schedulers]
+        lookahead = self.speculation.lookahead(self.schedulers) if self.speculation is not None else 0
+        plans = [scheduler.schedule(lookahead) for scheduler in self.schedulers]
         if self.tiering is not None:
             self.tiering.save_evicted(self.pools)
         sent = any(plan is not None for plan in plans)
@@ -215,7 +224,8 @@ class Engine(KeepsBlocks):
         """Gives requests drafts, having waited for the steps in flight if that pays; what those brought."""
         events: list[TokenEvent] = []
         if self._pending:
-            if not self._pending[-1].bucket.verifies and not speculation.would_draft(self.schedulers):
+            last = self._pending[-1]
+            if not (last.bucket.verifies or last.drafted or speculation.would_draft(self.schedulers)):
                 return events
             while self._pending:
                 events += self._receive(self._pending.popleft())
@@ -255,14 +265,20 @@ class Engine(KeepsBlocks):
         # On one device the call itself takes the array there, in less time.
         batch = packed if self.programs.mesh.devices.size == 1 else self.programs.place(packed, P("data"))
         state = self._state
-        pools, sampling_rows, logits, hidden = self.programs.forward(bucket).run(
+        pools, sampling_rows, logits, hidden, *extras = self.programs.forward(bucket).run(
             self._params, state.pools, state.tables, state.sampler.last_token, batch
         )
         sampler, sampled = self.programs.choose(bucket).run(state.sampler, sampling_rows, logits, mask, has_mask)
         self._state = DeviceState(pools, state.tables, sampler)
         (sampled.tokens if bucket.verifies else sampled.token).copy_to_host_async()
         scores = self.prompt_scores.send(self._params, bucket, hidden, rows, places) if scored else []
-        return _Pending(bucket, rows, places, sampled, begun, scores)
+        pending = _Pending(bucket, rows, places, sampled, begun, scores)
+        if self.drafters:
+            wanted = wanted_rows(plans, bucket.sequences) if any(row.lookahead for row in rows) else None
+            for drafter in self.drafters:
+                drafted = drafter.follow(bucket, self._state, batch, hidden, extras[0], sampled, wanted)
+                pending.drafted += [drafted] if drafted is not None else []
+        return pending
 
     def _prepare(self, shard: int, plan: StepPlan) -> None:
         """Page tables and sampler slots as this plan needs them."""
@@ -334,6 +350,9 @@ class Engine(KeepsBlocks):
                 events.append(self._deliver_plain(row, tokens[place], now))
             elif row.samples:
                 events += self._deliver(row, tokens[place], scores, place * pending.bucket.width, now)
+        if self.speculation is not None:
+            for drafted in pending.drafted:
+                self.speculation.offer(drafted)
         return events
 
     def _time(self, pending: _Pending) -> None:
@@ -341,7 +360,7 @@ class Engine(KeepsBlocks):
         now = time.monotonic()
         if pending.begun is not None:
             seconds = now - max(pending.begun, self._received)
-            if self.speculation is not None:
+            if self.speculation is not None and (pending.bucket.verifies or not pending.drafted):
                 self.speculation.cost.record_step(pending.bucket, seconds)
             if self.tiering is not None:
                 prefilled = sum(row.length for row in pending.rows if row.length > 1)
@@ -426,7 +445,8 @@ class Engine(KeepsBlocks):
     def stats(self) -> dict[str, float]:
         """Sums over data shards of the schedulers' figures, the engine's own counters, and what speculation gave."""
         total: dict[str, float] = self.speculation.stats() if self.speculation is not None else {}
-        total |= {"steps": self.steps, "compilations": self.programs.compiled, **self._expert_stats()}
+        compiled = self.programs.compiled + sum(drafter.programs.compiled for drafter in self.drafters)
+        total |= {"steps": self.steps, "compilations": compiled, **self._expert_stats()}
         for scheduler in self.schedulers:
             for name, value in scheduler.stats().items():
                 total[name] = total.get(name, 0) + value
@@ -457,6 +477,8 @@ class Engine(KeepsBlocks):
             pools["expert_cache"] = state.expert_cache.nbytes
         sampler = sum(leaf.nbytes for leaf in jax.tree.leaves(state.sampler))
         beyond = {} if self.tiering is None else self.tiering.memory()
+        for drafter in self.drafters:
+            pools |= drafter.memory()
         return {**pools, "page_tables": sum(table.nbytes for table in state.tables), "sampler": sampler, **beyond}
 
     def close(self) -> None:
@@ -466,6 +488,8 @@ class Engine(KeepsBlocks):
         self.drain()
         if self.tiering is not None:
             self.tiering.close(self.pools)
+        for drafter in self.drafters:
+            drafter.close()
         for leaf in jax.tree.leaves((self._state, self._params)):
             leaf.delete()
 

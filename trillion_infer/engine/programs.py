@@ -52,8 +52,61 @@ class ProgramSource(Protocol):
 
 
 @dataclass
-class Programs:
-    """The programs of one engine. `compiled` counts compilations; after warm-up it does not change.
+class ProgramSet:
+    """Programs by name, compiled all at once or when first needed. `compiled` counts compilations; after warm-up it
+    does not change."""
+
+    compiled: int = field(default=0, init=False)
+    _programs: dict[str, Program] = field(default_factory=dict, init=False)
+
+    def names(self) -> list[str]:
+        """Every program that may be run, those that take longest first."""
+        raise NotImplementedError
+
+    def build(self, name: str) -> tuple[Callable[..., Any], tuple[Any, ...], tuple[int, ...]]:
+        """Function, abstract arguments and donated arguments of a program."""
+        raise NotImplementedError
+
+    @property
+    def all(self) -> tuple[Program, ...]:
+        return tuple(self._programs.values())
+
+    def missing(self) -> list[str]:
+        """Names of the programs that are neither compiled nor loaded yet."""
+        return [name for name in self.names() if name not in self._programs]
+
+    def compile_all(self, progress: Progress | None = None) -> None:
+        """Compiles what is missing, in parallel; `progress(done, total)` is called as programs finish."""
+        self._gather(self._compile, progress)
+
+    def _gather(self, make: Callable[[str], Program | None], progress: Progress | None) -> None:
+        with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+            for program in pool.map(make, self.missing()):
+                if program is not None:
+                    self._add(program)
+                    if progress:
+                        progress(len(self._programs), len(self.names()))
+
+    def get(self, name: str) -> Program:
+        """One of `names`, made now if it is not there yet."""
+        if name not in self._programs:
+            self._add(self._load(name) or self._compile(name))
+        return self._programs[name]
+
+    def _add(self, program: Program) -> None:
+        self._programs[program.name] = program
+        self.compiled += not program.loaded
+
+    def _compile(self, name: str) -> Program:
+        return compile_program(name, *self.build(name))
+
+    def _load(self, name: str) -> Program | None:
+        return None
+
+
+@dataclass
+class Programs(ProgramSet):
+    """The programs of one engine. aux_layers: hidden states that models that draft read; None: there are none.
 
     A program that `source` has is taken from there. What nobody compiled ahead is compiled when it is first needed.
     With a recorder, other processes repeat every call.
@@ -67,23 +120,22 @@ class Programs:
     state: DeviceState
     recorder: Recorder | None = None
     source: ProgramSource | None = None
-    compiled: int = 0
-    _programs: dict[str, Program] = field(default_factory=dict)
+    aux_layers: tuple[int, ...] | None = None
 
     def forward(self, bucket: Bucket) -> Program:
-        return self._get(bucket.name)
+        return self.get(bucket.name)
 
     def choose(self, bucket: Bucket) -> Program:
         """Samples a token a row, or, where the bucket verifies, accepts drafts."""
-        return self._get(f"accept_{bucket.sequences}" if bucket.verifies else f"choose_{bucket.sequences}")
+        return self.get(f"accept_{bucket.sequences}" if bucket.verifies else f"choose_{bucket.sequences}")
 
     def score(self, bucket: Bucket) -> Program:
         """Scores prompt positions from the hidden states of a mixed bucket."""
-        return self._get(f"score_{bucket.tokens}")
+        return self.get(f"score_{bucket.tokens}")
 
     def named(self, name: str) -> Program:
         """One of `names`."""
-        return self._get(name)
+        return self.get(name)
 
     def place(self, value: np.ndarray | np.generic, spec: P) -> jax.Array:
         """A host array on the devices of the mesh."""
@@ -94,15 +146,11 @@ class Programs:
 
     @property
     def update_tables(self) -> Program:
-        return self._get("update_tables")
+        return self.get("update_tables")
 
     @property
     def init_slot(self) -> Program:
-        return self._get("init_slot")
-
-    @property
-    def all(self) -> tuple[Program, ...]:
-        return tuple(self._programs.values())
+        return self.get("init_slot")
 
     def names(self) -> list[str]:
         """Every program an engine with these buckets may run, the steps first."""
@@ -112,40 +160,14 @@ class Programs:
         chooses += [f"accept_{rows}" for rows in self.buckets.verify_row_counts]
         return [*chooses, *steps, "update_tables", "init_slot", *scores]
 
-    def missing(self) -> list[str]:
-        """Names of the programs that are neither compiled nor loaded yet."""
-        return [name for name in self.names() if name not in self._programs]
-
-    def compile_all(self, progress: Progress | None = None) -> None:
-        """Compiles what is missing, in parallel; `progress(done, total)` is called as programs finish."""
-        self._gather(self._compile, progress)
-
     def load_all(self, progress: Progress | None = None) -> None:
         """Takes what is missing from the source, as far as it goes; `progress` as for `compile_all`."""
         self._gather(self._load, progress)
 
-    def _gather(self, make: Callable[[str], Program | None], progress: Progress | None) -> None:
-        with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
-            for program in pool.map(make, self.missing()):
-                if program is not None:
-                    self._add(program)
-                    if progress:
-                        progress(len(self._programs), len(self.names()))
-
-    def _get(self, name: str) -> Program:
-        program = self._programs.get(name)
-        if program is None:
-            self._add(self._load(name) or self._compile(name))
-        return self._programs[name]
-
     def _add(self, program: Program) -> None:
         if self.recorder is not None:
             program = replace(program, run=self.recorder.wrap(program.name, program.run))
-        self._programs[program.name] = program
-        self.compiled += not program.loaded
-
-    def _compile(self, name: str) -> Program:
-        return compile_program(name, *self.build(name))
+        super()._add(program)
 
     def _load(self, name: str) -> Program | None:
         if self.source is None:
@@ -168,12 +190,13 @@ class Programs:
             "config": _digest(config),
             "arrays": _digest(arrays),
             "buckets": _digest(self.buckets),
+            "aux_layers": str(self.aux_layers),
             "ops": dataclasses.asdict(self.ops),
         }
 
     def build(self, name: str) -> tuple[Callable[..., Any], tuple[Any, ...], tuple[int, ...]]:
         """Function, abstract arguments and donated arguments of a program."""
-        replicated = partial(_abstract, NamedSharding(self.mesh, P()))
+        replicated = partial(abstract, NamedSharding(self.mesh, P()))
         vocab_words = -(-self.state.sampler_vocab // 32)
         data = self.mesh.shape["data"]
         if name == "update_tables":
@@ -193,8 +216,8 @@ class Programs:
             width = self.buckets.verify[-1].width
             return self._choose(BatchLayout(Bucket(0, int(name.removeprefix("accept_")), width)), vocab_words)
         bucket = next(b for b in self.buckets.all if b.name == name)
-        packed = _abstract(NamedSharding(self.mesh, P("data")), (data, BatchLayout(bucket).size))
-        forward = make_forward(self.model, self.mesh, bucket, self.state, self.ops, self.params)
+        packed = abstract(NamedSharding(self.mesh, P("data")), (data, BatchLayout(bucket).size))
+        forward = make_forward(self.model, self.mesh, bucket, self.state, self.ops, self.params, self.aux_layers)
         state = self.state
         return forward, (self.params, state.pools, state.tables, state.sampler.last_token, packed), (1,)
 
@@ -202,9 +225,9 @@ class Programs:
         self, layout: BatchLayout, vocab_words: int
     ) -> tuple[Callable[..., Any], tuple[Any, ...], tuple[int, ...]]:
         data, slots = self.mesh.shape["data"], self.state.tables[0].shape[0] // self.mesh.shape["data"]
-        replicated = partial(_abstract, NamedSharding(self.mesh, P()))
+        replicated = partial(abstract, NamedSharding(self.mesh, P()))
         sequences, width = layout.bucket.sequences, layout.bucket.width
-        rows = _abstract(NamedSharding(self.mesh, P("data")), (data, layout.row_fields, sequences))
+        rows = abstract(NamedSharding(self.mesh, P("data")), (data, layout.row_fields, sequences))
         logits = jax.ShapeDtypeStruct(
             (data * sequences * width, self.state.sampler_vocab),
             jnp.float32,
@@ -259,8 +282,9 @@ def _output_shardings(fn: Callable[..., Any], args: tuple[Any, ...], donate: tup
         return kept
     if len(out) == 2:
         return kept, jax.tree.map(lambda _: of(P()), out[1])
-    return kept, of(P("data")), of(P("data", VOCAB_AXES)), of(P("data"))
+    rest = jax.tree.map(lambda _: of(P("data")), out[4:])
+    return kept, of(P("data")), of(P("data", VOCAB_AXES)), of(P("data")), *rest
 
 
-def _abstract(sharding: NamedSharding, shape: tuple[int, ...], dtype: Any = jnp.int32) -> jax.ShapeDtypeStruct:
+def abstract(sharding: NamedSharding, shape: tuple[int, ...], dtype: Any = jnp.int32) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)

@@ -4,16 +4,24 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from trillion_infer.core.errors import ConfigError
+import numpy as np
+
+from trillion_infer.config.engine import EngineConfig
+from trillion_infer.core.outputs import DraftFigures
 from trillion_infer.core.request import Request, Status
 from trillion_infer.engine.buckets import Bucket, Buckets
+from trillion_infer.engine.drafting import Drafted
 from trillion_infer.schedule.plan import Row
 from trillion_infer.schedule.scheduler import Scheduler
 from trillion_infer.speculate import DraftRequest, Speculator, StepCost, host_drafters, parse_speculate
 from trillion_infer.speculate.base import NOTHING, Draft
+from trillion_infer.speculate.offered import OfferedDrafter
 
 MAX_DRAFTS = 7
 """Drafts of one request in one step: with the token before them, the positions of a verification row."""
+
+MODEL_DRAFTS = 3
+"""The same where a model drafts: each further draft costs a run of it."""
 
 _FORGET_AFTER = 512
 """Steps after which a verifying bucket that none of them used is tried again."""
@@ -22,14 +30,12 @@ _MOST = 4.0
 """A step counts as at most so many times the mean: the caller may have paused."""
 
 
-def check_speculate(text: str | None) -> None:
-    """Raises ConfigError for drafters that are unknown or need a model, which this engine cannot run yet."""
-    for spec in parse_speculate(text):
-        if not spec.on_host:
-            raise ConfigError(
-                f"speculate={text!r} asks for {spec.kind}, which is not available in this version; "
-                "available, joined by commas: ngram, suffix, grammar."
-            )
+def draft_length(config: EngineConfig) -> int:
+    """Drafts of one request in one step, at most; 0 without speculation. Raises ConfigError for unknown drafters."""
+    specs = parse_speculate(config.speculate)
+    if not specs:
+        return 0
+    return config.draft_len or (MAX_DRAFTS if all(spec.on_host for spec in specs) else MODEL_DRAFTS)
 
 
 class BucketCost(StepCost):
@@ -95,11 +101,17 @@ class _Tracked:
 class Speculation:
     """Drafts of an engine's requests. The engine tells it of tokens, of steps and of ends; it fills `draft_ids`."""
 
-    def __init__(self, text: str, buckets: Buckets, shards: int = 1):
-        check_speculate(text)
+    def __init__(self, config: EngineConfig, buckets: Buckets, shards: int = 1, models: Sequence[str] = ()):
         self.cost = BucketCost(buckets, shards)
-        self._speculator = Speculator(host_drafters(parse_speculate(text)), self.cost, MAX_DRAFTS)
+        self._length = draft_length(config)
+        self._offered = {name: OfferedDrafter(name) for name in models}
+        drafters = [*host_drafters(parse_speculate(config.speculate)), *self._offered.values()]
+        self._speculator = Speculator(drafters, self.cost, self._length)
         self._tracked: dict[str, _Tracked] = {}
+
+    def draft_always(self) -> None:
+        """From now on drafts count as free, so that all there are get verified: for measuring drafters."""
+        self.cost.estimate = lambda tokens: 1.0
 
     def track(self, request: Request) -> None:
         """The request has its first token; drafts may follow."""
@@ -125,34 +137,62 @@ class Speculation:
         for tracked, draft in self._propose(schedulers):
             tracked.draft, tracked.request.draft_ids = draft, draft.tokens
 
+    def lookahead(self, schedulers: Sequence[Scheduler]) -> int:
+        """Drafts that models are to make after the coming step: 0 where there are none or they would not pay."""
+        if not self._offered:
+            return 0
+        most = schedulers[0].config.max_running
+        running = [min(most, scheduler.num_running + scheduler.num_waiting) for scheduler in schedulers]
+        self.cost.at(max(running), 0)
+        ids = [request_id for request_id, t in self._tracked.items() if t.request.status is Status.RUNNING]
+        pays = [self._speculator.would_pay(n, ids, sum(running), each.expected) for n, each in self._offered.items()]
+        return self._length if any(pays) else 0
+
+    def offer(self, drafted: Drafted) -> None:
+        """What a model drafted after the tokens known now."""
+        tokens, chances = np.asarray(drafted.tokens).tolist(), np.asarray(drafted.chances).tolist()
+        for request, ids, each in zip(drafted.requests, tokens, chances, strict=True):
+            if request is not None and request.status is Status.RUNNING:
+                self._offered[drafted.name].offer(request.request_id, request.num_known, ids, each)
+
     def record(self, row: Row, num_tokens: int) -> None:
         """The verifier gave `num_tokens` tokens for a row."""
         tracked = self._tracked.get(row.request.request_id)
         if tracked is not None and row.draft_ids:
-            self._speculator.record(tracked.view, tracked.draft.first(len(row.draft_ids)), num_tokens)
+            draft = tracked.draft.first(len(row.draft_ids))
+            self._speculator.record(tracked.view, draft, num_tokens)
+            if num_tokens > 0:
+                figures = row.request.metrics.drafts.setdefault(draft.drafter, DraftFigures())
+                figures.record(len(draft.tokens), num_tokens - 1)
 
     def stats(self) -> dict[str, float]:
-        """By drafter: drafts verified, tokens proposed and accepted, and mean tokens that a verification gave."""
+        """By drafter: drafts verified, tokens proposed and accepted, mean tokens that a verification gave, and the
+        share of tokens that stood."""
         figures: dict[str, float] = {}
         for name, stats in self._speculator.stats.by_drafter.items():
             figures[f"speculate.{name}.drafts"] = stats.drafts
             figures[f"speculate.{name}.proposed"] = stats.drafted
             figures[f"speculate.{name}.accepted"] = stats.accepted
             figures[f"speculate.{name}.acceptance_length"] = stats.acceptance_length
+            figures[f"speculate.{name}.acceptance_rate"] = stats.acceptance_rate
         return figures
 
     def _propose(self, schedulers: Sequence[Scheduler]) -> list[tuple[_Tracked, Draft]]:
         ready = [t for t in self._tracked.values() if t.request.status is Status.RUNNING]
         if not ready:
             return []
-        config = schedulers[0].config
-        sequences = max(scheduler.num_running for scheduler in schedulers)
-        decodes = sum(scheduler.num_running for scheduler in schedulers) == len(ready)
-        prefills = not decodes or any(scheduler.num_waiting for scheduler in schedulers)
-        prefill_tokens = config.prefill_chunk if prefills else 0
-        if sequences + prefill_tokens >= config.max_batch_tokens:
+        if not self._set_situation(schedulers, len(ready)):
             return []
-        self.cost.at(sequences, prefill_tokens)
         limits = [max(0, t.request.max_tokens - t.request.num_output - 1) for t in ready]
         drafts = self._speculator.propose([t.read() for t in ready], len(ready), limits)
         return list(zip(ready, drafts, strict=True))
+
+    def _set_situation(self, schedulers: Sequence[Scheduler], ready: int) -> bool:
+        """Tells the cost what the coming step has beside drafts; False if that leaves no room for any."""
+        config = schedulers[0].config
+        sequences = max(scheduler.num_running for scheduler in schedulers)
+        decodes = sum(scheduler.num_running for scheduler in schedulers) == ready
+        prefills = not decodes or any(scheduler.num_waiting for scheduler in schedulers)
+        prefill_tokens = config.prefill_chunk if prefills else 0
+        self.cost.at(sequences, prefill_tokens)
+        return sequences + prefill_tokens < config.max_batch_tokens

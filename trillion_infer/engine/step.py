@@ -28,16 +28,25 @@ SCORE_ROWS = 64
 """Prompt positions scored at a time: bounds the logits held at once."""
 
 
-def make_forward(model: Decoder, mesh: Mesh, bucket: Bucket, state: DeviceState, ops: Ops, weights: Params):
+def make_forward(
+    model: Decoder,
+    mesh: Mesh,
+    bucket: Bucket,
+    state: DeviceState,
+    ops: Ops,
+    weights: Params,
+    aux_layers: tuple[int, ...] | None = None,
+):
     """forward(params, pools, tables, last_token, packed) -> (pools, rows, logits, hidden).
 
     packed: BatchLayout's array, one row a data shard. rows: packed sampling parameters, with slots of the whole
     mesh. logits `[data*S*width, V]` float32. hidden `[data*T, M]`: final hidden states of every token. `state` and
-    `weights` give shapes and shardings only.
+    `weights` give shapes and shardings only. With `aux_layers`, for models that draft: a fifth result, (tokens, aux), the ids
+    `[data*T]` and, for each of those numbers of layers, the residual stream after them `[data*T, M]`.
     """
     layout = BatchLayout(bucket)
     slots = state.tables[0].shape[0] // mesh.shape["data"]
-    run = _sharded_forward(model, mesh, bucket, state, ops, weights)
+    run = _sharded_forward(model, mesh, bucket, state, ops, weights, aux_layers or ())
 
     def forward(params, pools: Pools, tables, last_token: Int[Array, "N"], packed: Int[Array, "d n"]):
         fields = layout.unpack(packed)
@@ -47,8 +56,9 @@ def make_forward(model: Decoder, mesh: Mesh, bucket: Bucket, state: DeviceState,
         tokens = jnp.where(fields["tokens"] == ON_DEVICE, newest, fields["tokens"])
         rope_lens = jnp.maximum(jnp.take_along_axis(fields["prompt_lens"], sequence, axis=1), positions + 1)
         batch = {"tokens": tokens, "positions": positions, "rope_lens": rope_lens, **_pick(fields)}
-        logits, hidden, pools = run(params, pools, tables, batch)
-        return pools, layout.rows(packed), logits, hidden
+        logits, hidden, aux, pools = run(params, pools, tables, batch)
+        out = pools, layout.rows(packed), logits, hidden
+        return out if aux_layers is None else (*out, (tokens.reshape(-1), aux))
 
     return forward
 
@@ -103,7 +113,15 @@ def _pick(fields: dict[str, Array]) -> dict[str, Array]:
     return {name: fields[name] for name in ("slots", "kv_lens", "cu_q_lens", "num_seqs", "sample_rows")}
 
 
-def _sharded_forward(model: Decoder, mesh: Mesh, bucket: Bucket, state: DeviceState, ops: Ops, weights: Params):
+def _sharded_forward(
+    model: Decoder,
+    mesh: Mesh,
+    bucket: Bucket,
+    state: DeviceState,
+    ops: Ops,
+    weights: Params,
+    aux_layers: tuple[int, ...],
+):
     """The decoder on every shard of the mesh; collectives are where the layers say.
 
     Along `sequence` every device computes its part of the tokens, or, where there is one a request or pipeline stages
@@ -113,8 +131,8 @@ def _sharded_forward(model: Decoder, mesh: Mesh, bucket: Bucket, state: DeviceSt
     split = divides and mesh.shape["stage"] == 1 and not bucket.is_decode
     token_axes = ("sequence",) if split else ()
     max_q_len = 1 if bucket.is_decode else None
-    params = _specs_of(weights)
-    pools = _specs_of(state.pools)
+    params = specs_of(weights)
+    pools = specs_of(state.pools)
     tables = tuple(P("data") for _ in state.tables)
 
     def shard(params: Params, pools: Pools, tables, batch: dict[str, Array]):
@@ -130,13 +148,15 @@ def _sharded_forward(model: Decoder, mesh: Mesh, bucket: Bucket, state: DeviceSt
         )
         tokens, rope_lens, sample_rows = batch["tokens"], batch["rope_lens"], batch["sample_rows"]
         inputs = StepInputs(tokens, rope_lens, sample_rows, sequences, token_axes, max_q_len)
-        return model.forward(params, pools, inputs, dict(mesh.shape), ops)
+        sizes = dict(mesh.shape)
+        hidden, aux, pools = model.states(params, pools, inputs, sizes, ops, aux_layers)
+        return model.logits(params, hidden[sample_rows], sizes, ops), hidden, aux, pools
 
     return jax.shard_map(
         shard,
         mesh=mesh,
         in_specs=(params, pools, tables, P("data")),
-        out_specs=(P("data", VOCAB_AXES), P("data"), pools),
+        out_specs=(P("data", VOCAB_AXES), P("data"), P("data"), pools),
         check_vma=False,
     )
 
@@ -149,14 +169,14 @@ def own_part(x: Int[Array, "T"], axes: tuple[str, ...], mesh: Mesh) -> Int[Array
     return jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index(axes) * count, count)
 
 
-def _specs_of(arrays: Any) -> Any:
+def specs_of(arrays: Any) -> Any:
     """How each leaf is split; the parts of a quantised weight or pool have different axes."""
     return jax.tree.map(lambda leaf: leaf.sharding.spec, arrays)
 
 
 def make_score(model: Decoder, mesh: Mesh, ops: Ops, weights: Params):
     """score(params, hidden [n, M], start, targets [SCORE_ROWS]) -> logprob, rank, top ids and top logprobs."""
-    specs = _specs_of(weights)
+    specs = specs_of(weights)
 
     def logits_of(params, hidden):
         return jax.shard_map(

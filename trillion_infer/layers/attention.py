@@ -24,13 +24,22 @@ class Attention(nnx.Module):
     """q, k, v in one product, laid out by physical KV head so that a shard holds whole groups (see HeadPlan).
 
     qkv: `[K, G+2, D, M]`: the G query heads of KV head k, then its key and its value. out: `[M, K, G, D]`.
+    `input_width`: of x where it is not M.
     """
 
-    def __init__(self, spec: AttentionSpec, config: ModelConfig, prefixes: tuple[str, ...], sizes: Mapping[str, int]):
+    def __init__(
+        self,
+        spec: AttentionSpec,
+        config: ModelConfig,
+        prefixes: tuple[str, ...],
+        sizes: Mapping[str, int],
+        input_width: int | None = None,
+    ):
         self.spec = spec
         plan = HeadPlan(spec.heads, spec.kv_heads, shards(SERVE_RULES, "kv_heads", sizes))
         _, _, self.slot_axis = kv_plan(spec.heads, spec.kv_heads, sizes)
         kv, group, dim, width = plan.physical_kv_heads, plan.group, spec.head_dim, config.width
+        wide = input_width or width
         self.group, self.eps = group, config.norm_eps
         head_axes = ("kv_heads", "heads_in_group", "head_dim")
         places = {"q": slice(0, group), "k": group, "v": group + 1}
@@ -42,7 +51,7 @@ class Attention(nnx.Module):
 
         self.qkv = stacked(
             prefixes,
-            (kv, group + 2, dim, width),
+            (kv, group + 2, dim, wide),
             (*head_axes, "embed"),
             {f"{which}_proj.weight": rows(which, (-1,)) for which in places},
             in_axes=1,
@@ -67,7 +76,7 @@ class Attention(nnx.Module):
         self.k_norm = head_norm("k_norm.") if spec.qk_norm == "rms" else None
 
     def __call__(
-        self, x: Float[Array, "T M"], pools: tuple[Pool, ...], layer: Int[Array, ""], ctx: Context
+        self, x: Float[Array, "T Mi"], pools: tuple[Pool, ...], layer: Int[Array, ""], ctx: Context
     ) -> tuple[Float[Array, "T M"], tuple[Pool, ...]]:
         """Writes the step's keys and values into layer `layer` of this mixer's pool and attends."""
         spec = self.spec

@@ -70,6 +70,22 @@ class StepInputs:
     max_q_len: int | None = None
 
 
+@dataclass(frozen=True)
+class Taps:
+    """The residual stream as it was after each number of layers in `after_layers`, while the layers run."""
+
+    after_layers: tuple[int, ...]
+    states: tuple[Float[Array, "T M"], ...]
+
+    def with_states(self, states: tuple[Array, ...]) -> "Taps":
+        return Taps(self.after_layers, states)
+
+    def after(self, count: Int[Array, ""], x: Float[Array, "T M"]) -> "Taps":
+        """`count` layers have run and left x."""
+        states = (jnp.where(count == n, x, held) for n, held in zip(self.after_layers, self.states, strict=True))
+        return self.with_states(tuple(states))
+
+
 class Layer(nnx.Module):
     """One kind of layer, stacked over the repeats of its segment."""
 
@@ -126,17 +142,31 @@ class Decoder(nnx.Module):
         self, params: Params, pools: Pools, inputs: StepInputs, axis_sizes: Mapping[str, int], ops: Ops
     ) -> tuple[Float[Array, "R V_shard"], Float[Array, "T M"], Pools]:
         """Logits of the wanted rows, final hidden states of every token (normed), and the pools with new entries."""
-        config = self.config
+        x, _, pools = self.states(params, pools, inputs, axis_sizes, ops)
+        return self.logits(params, x[inputs.sample_rows], axis_sizes, ops), x, pools
+
+    def states(
+        self,
+        params: Params,
+        pools: Pools,
+        inputs: StepInputs,
+        axis_sizes: Mapping[str, int],
+        ops: Ops,
+        aux_layers: tuple[int, ...] = (),
+    ) -> tuple[Float[Array, "T M"], tuple[Float[Array, "T M"], ...], Pools]:
+        """Final hidden states (normed), the residual stream after each number of layers in `aux_layers` (0: the
+        embeddings; not over pipeline stages), and the pools with new entries."""
         ctx = self._context(inputs, axis_sizes, ops)
         embed = bind(self.embed, params, "embed.")
         x = embed(inputs.tokens, ctx)
+        taps = Taps(aux_layers, tuple(x if layers == 0 else jnp.zeros_like(x) for layers in aux_layers))
         if axis_sizes["stage"] == 1:
-            x, pools = self._run_layers(x, pools, params, ctx, jnp.int32(0))
+            x, pools, taps = self._run_layers(x, pools, params, ctx, jnp.int32(0), taps)
         else:
+            assert not aux_layers, "stages hand on the last of their states only"
             x, pools = self._run_pipeline(x, pools, params, inputs, axis_sizes, ops)
         x = ctx.whole_tokens(bind(self.norm, params, "norm.")(x))
-        head = embed if self.head is None else bind(self.head, params, "head.")
-        return head.logits(x[inputs.sample_rows], ctx, config.logit_cap), x, pools
+        return x, tuple(ctx.whole_tokens(state) for state in taps.states), pools
 
     def _context(self, inputs: StepInputs, axis_sizes: Sizes, ops: Ops) -> Context:
         ropes = {layer.mixer.rope for layer in self.config.layers if layer.mixer.rope is not None}
@@ -163,18 +193,32 @@ class Decoder(nnx.Module):
 
         def run(x: Activations, pools: Pools, sequences: Sequences, rope_lens, stage):
             micro = replace(inputs, sequences=sequences, rope_lens=rope_lens)
-            return self._run_layers(x, pools, params, self._context(micro, axis_sizes, ops), stage)
+            x, pools, _ = self._run_layers(x, pools, params, self._context(micro, axis_sizes, ops), stage, Taps((), ()))
+            return x, pools
 
         return run_stages(run, x, pools, batches, axis_sizes["stage"])
 
-    def _run_layers(self, x, pools: Pools, params: Params, ctx: Context, stage: Int[Array, ""]):
+    def _run_layers(self, x, pools: Pools, params: Params, ctx: Context, stage: Int[Array, ""], taps: "Taps"):
         """Every layer of this stage."""
-        for number in range(len(self.plan.segments)):
-            x, pools = self._run_segment(number, x, pools, params, ctx, stage)
-        return x, pools
+        first = 0
+        for number, segment in enumerate(self.plan.segments):
+            x, pools, taps = self._run_segment(number, first, x, pools, params, ctx, stage, taps)
+            first += len(segment.period) * sum(self.plan.counts[number])
+        return x, pools, taps
 
-    def _run_segment(self, number: int, x, pools: Pools, params: Params, ctx: Context, stage: Int[Array, ""]):
-        """This stage's repeats of a segment. Where stages differ in their number the loop ends early."""
+    def _run_segment(
+        self,
+        number: int,
+        first: int,
+        x,
+        pools: Pools,
+        params: Params,
+        ctx: Context,
+        stage: Int[Array, ""],
+        taps: "Taps",
+    ):
+        """This stage's repeats of a segment, which begins at layer `first`. Where stages differ in their number the
+        loop ends early."""
         layers, plan = self.segments[number], self.plan
         offsets, per_period = [], dict.fromkeys(self.config.cache_keys, 0)
         for layer in layers:
@@ -188,17 +232,22 @@ class Decoder(nnx.Module):
         base = {key: _by_stage(plan.pool_starts(number, key), stage) for key in per_period}
 
         def one_period(repeat, carry):
-            x, pools = carry
+            x, pools, seen = carry
             for place, layer in enumerate(layers):
                 bound = bind(layer, params, f"segments.{number}.{place}.", repeat)
                 pool_layer = base[layer.key] + repeat * per_period[layer.key] + offsets[place]
                 mixture = first_mixture + repeat * sum(mixtures) + sum(mixtures[:place])
                 x, pools = bound(x, pools, pool_layer, ctx, mixture)
-            return x, pools
+                seen = taps.with_states(seen).after(first + repeat * len(layers) + place + 1, x).states
+            return x, pools, seen
 
+        carry = (x, pools, taps.states)
         if plan.is_even(number):
-            return _repeat(one_period, plan.slots(number), (x, pools))
-        return lax.fori_loop(jnp.int32(0), _by_stage(plan.counts[number], stage), one_period, (x, pools))
+            x, pools, seen = _repeat(one_period, plan.slots(number), carry)
+        else:
+            count = _by_stage(plan.counts[number], stage)
+            x, pools, seen = lax.fori_loop(jnp.int32(0), count, one_period, carry)
+        return x, pools, taps.with_states(seen)
 
 
 def _repeat(one_period, count: int, carry):

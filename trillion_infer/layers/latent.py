@@ -27,12 +27,21 @@ class LatentAttention(nnx.Module):
     reads the same latent entries. Heads are padded with zeros to a multiple of the shards.
 
     query: `[H, nope+rope, q_rank or M]`. key_up: `[H, nope, R]`, value_up: `[H, v, R]`. out: `[M, H, v]`.
+    `input_width`: of x where it is not M.
     """
 
-    def __init__(self, spec: LatentSpec, config: ModelConfig, prefixes: tuple[str, ...], sizes: Mapping[str, int]):
+    def __init__(
+        self,
+        spec: LatentSpec,
+        config: ModelConfig,
+        prefixes: tuple[str, ...],
+        sizes: Mapping[str, int],
+        input_width: int | None = None,
+    ):
         self.spec = spec
         tensor = shards(SERVE_RULES, "heads", sizes)
         width, heads, rank = config.width, round_up(spec.heads, tensor), spec.kv_rank
+        wide = input_width or width
         real = slice(0, spec.heads)
         query_dim, per_head = spec.nope_dim + spec.rope_dim, spec.nope_dim + spec.value_dim
 
@@ -40,18 +49,18 @@ class LatentAttention(nnx.Module):
             return RMSNorm(tuple(p + name for p in prefixes), size, spec.norm_eps)
 
         low_rank = spec.q_rank is not None
-        query_in = spec.q_rank or width
+        query_in = spec.q_rank or wide
         rows = ("latent_rows", "embed")
         query_down = {"q_a_proj.weight": Part((slice(0, query_in),))}
         query_rows = round_up(query_in, tensor)
-        self.query_down = stacked(prefixes, (query_rows, width), rows, query_down, in_axes=1) if low_rank else None
+        self.query_down = stacked(prefixes, (query_rows, wide), rows, query_down, in_axes=1) if low_rank else None
         self.query_norm = norm("q_a_layernorm.", query_in) if low_rank else None
         query_name = "q_b_proj.weight" if low_rank else "q_proj.weight"
         query = {query_name: Part((real,), lambda w: w.reshape(spec.heads, query_dim, query_in))}
         self.query = stacked(prefixes, (heads, query_dim, query_in), ("heads", "head_dim", "latent"), query, in_axes=1)
         down = {"kv_a_proj_with_mqa.weight": Part((slice(0, rank + spec.rope_dim),))}
         kv_rows = round_up(rank + spec.rope_dim, tensor)
-        self.kv_down = stacked(prefixes, (kv_rows, width), rows, down, in_axes=1)
+        self.kv_down = stacked(prefixes, (kv_rows, wide), rows, down, in_axes=1)
         self.kv_norm = norm("kv_a_layernorm.", rank)
 
         def up(part: slice) -> dict[str, Part]:
@@ -65,7 +74,7 @@ class LatentAttention(nnx.Module):
         self.out = stacked(prefixes, (width, heads, spec.value_dim), axes, out, in_axes=2)
 
     def __call__(
-        self, x: Float[Array, "T M"], pools: tuple[Pool, ...], layer: Int[Array, ""], ctx: Context
+        self, x: Float[Array, "T Mi"], pools: tuple[Pool, ...], layer: Int[Array, ""], ctx: Context
     ) -> tuple[Float[Array, "T M"], tuple[Pool, ...]]:
         """Writes the step's latent entries into layer `layer` of the latent pool and attends."""
         spec = self.spec

@@ -27,11 +27,15 @@ ARCHITECTURES: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Family:
-    """What a checkpoint's config says, and how its tensors are named. ignore: tensors skipped with a notice."""
+    """What a checkpoint's config says, and how its tensors are named. ignore: tensors skipped with a notice.
+
+    mtp_layers: layers after the last that predict further tokens (DeepSeek V3, section 2.2).
+    """
 
     config: ModelConfig
     names: TensorNames
     ignore: tuple[str, ...] = ()
+    mtp_layers: int = 0
 
 
 def read_family(config: Mapping[str, Any], generation_config: Mapping[str, Any] | None = None) -> Family:

@@ -17,14 +17,14 @@ def read(config: HFConfig, generation: Mapping[str, Any]) -> Family:
     if "text_config" in config:
         return _multimodal(config, generation)
     count = config.take("num_hidden_layers")
-    mixer, ffn = _mixer(config), _experts(config)
+    mixer, ffn = read_latent(config), _experts(config)
     dense = DenseSpec(config.take("intermediate_size"))
     first, every = config.take("first_k_dense_replace", 0), config.take("moe_layer_freq", 1)
     layers = [LayerSpec(mixer, ffn if i >= first and i % every == 0 else dense) for i in range(count)]
     drafts = config.take("num_nextn_predict_layers", 0)
     ignore = tuple(rf"model\.layers\.{count + i}\..*" for i in range(drafts))
     ignore += (r".*\.rotary_emb\.inv_freq",)
-    return Family(model_config(config, "deepseek", layers, generation), TensorNames(), ignore)
+    return Family(model_config(config, "deepseek", layers, generation), TensorNames(), ignore, mtp_layers=drafts)
 
 
 def _multimodal(config: HFConfig, generation: Mapping[str, Any]) -> Family:
@@ -38,7 +38,8 @@ def _multimodal(config: HFConfig, generation: Mapping[str, Any]) -> Family:
     return dataclasses.replace(family, names=names, ignore=(*family.ignore, *VISION))
 
 
-def _mixer(config: HFConfig) -> LatentSpec:
+def read_latent(config: HFConfig) -> LatentSpec:
+    """Multi-head latent attention as DeepSeek-shaped configs describe it."""
     config.expect("attention_bias", False, [False])
     heads = config.take("num_attention_heads")
     config.expect("num_key_value_heads", heads, [heads])

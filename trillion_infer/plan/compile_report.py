@@ -19,8 +19,9 @@ from trillion_infer.config.model import AttentionSpec, cache_key
 from trillion_infer.core.errors import ConfigError, OutOfMemoryError
 from trillion_infer.engine import budget
 from trillion_infer.engine.build import Blueprint, Packing, plan_engine
+from trillion_infer.engine.draft_plan import describe_drafters
 from trillion_infer.engine.fits import check_fits, total_weight_bytes
-from trillion_infer.engine.programs import Program, Programs, compile_program
+from trillion_infer.engine.programs import Program, Programs, ProgramSet, compile_program
 from trillion_infer.engine.sizing import open_source
 from trillion_infer.models import read_family
 from trillion_infer.plan.cost import step_cost
@@ -30,6 +31,15 @@ from trillion_infer.weights.quant_load import abstract_described, routed_experts
 GIB = 2**30
 PROBE_SHARE = 0.85
 """Of what the weights leave, for the pools that the hungriest step is first compiled with."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DrafterShare:
+    """What a model that drafts takes of the figures of a report. Bytes a device; kv: of each byte of KV."""
+
+    name: str
+    weights: int
+    kv: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +65,7 @@ class CompileReport:
     programs: tuple[Program, ...]
     notes: tuple[str, ...]
     bundle_bytes: int = 0
+    drafters: tuple[DrafterShare, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         """The object that `compile.py --json` prints."""
@@ -68,6 +79,10 @@ class CompileReport:
             "reserved_gib_per_device": _gib(self.reserved),
             "kv_gib_total": _gib(self.kv_bytes),
             "kv_tokens": self.kv_tokens,
+            "drafters": [
+                {"name": d.name, "weights_gib_per_device": _gib(d.weights), "kv_share": round(d.kv, 4)}
+                for d in self.drafters
+            ],
             "programs": [
                 {
                     "name": p.name,
@@ -101,7 +116,9 @@ def plan_deployment(deployment: Deployment, topology_name: str | None = None) ->
         mesh = make_mesh(deployment.options.get("mesh"), devices)
     except (ValueError, RuntimeError) as error:
         raise ConfigError(f"config {deployment.name!r}: {error}") from error
-    blueprint = plan_engine(family, mesh, EngineConfig(**options), described_packing(deployment.hf_config))
+    packing = described_packing(deployment.hf_config)
+    drafters = describe_drafters(options.get("speculate"))
+    blueprint = plan_engine(family, mesh, EngineConfig(**options), packing, drafters)
     kind = KINDS[name.partition(":")[0]]
     check_fits(blueprint, f"a {kind.name}", kind.memory - budget.RESERVE[kind.platform])
     return blueprint, kind, name
@@ -150,6 +167,7 @@ def compile_deployment(
     for done, name in enumerate(names):
         progress(name, done, len(names))
         compiled.append(_compile(name, sized, notes))
+    drafting = _compile_drafters(blueprint, sized, largest if only_largest else None, progress, notes)
     bundled = 0
     if bundle:
         options = dataclasses.replace(blueprint.config, bundle=bundle)
@@ -157,6 +175,7 @@ def compile_deployment(
         assert source is not None
         bundled = source.save([(program, sized[1].build(program.name)[1]) for program in compiled], pages)
         notes += [reason for reason in source.reasons if "cannot be bundled" in reason]
+    compiled += drafting
     temp = max(program.temp_bytes for program in compiled)
     free = kind.memory - weights - temp - reserved
     return CompileReport(
@@ -174,6 +193,7 @@ def compile_deployment(
         programs=tuple(_with_cost(program, sized[0], blueprint) for program in compiled),
         notes=tuple(dict.fromkeys(notes)),
         bundle_bytes=bundled,
+        drafters=_drafters(blueprint),
     )
 
 
@@ -207,7 +227,43 @@ def _programs(blueprint: Blueprint, pages: tuple[int, ...]) -> tuple[Programs, P
     return strict.programs(pages), blueprint.programs(pages)
 
 
-def _compile(name: str, programs: tuple[Programs, Programs], notes: list[str]) -> Program:
+def _compile_drafters(
+    blueprint: Blueprint,
+    programs: tuple[Programs, Programs],
+    only: str | None,
+    progress: Callable[[str, int, int], None],
+    notes: list[str],
+) -> list[Program]:
+    """The programs of the models that draft; with `only`, those of the step of that name and of the most rows."""
+    strict = dataclasses.replace(
+        blueprint, drafts=tuple(plan.with_attention("pallas", blueprint.mesh) for plan in blueprint.drafts)
+    )
+    compiled = []
+    for pair in zip(strict.draft_programs(programs[0]), blueprint.draft_programs(programs[1]), strict=True):
+        names, drafter = pair[0].names(), pair[0].plan.name
+        if only is not None:
+            rows = max(bucket.sequences for bucket in pair[0].buckets.all)
+            names = [f"{drafter}_extend_{only}", f"{drafter}_chain_{rows}"]
+        for done, name in enumerate(names):
+            progress(name, done, len(names))
+            compiled.append(_compile(name, pair, notes))
+    return compiled
+
+
+def _drafters(blueprint: Blueprint) -> tuple[DrafterShare, ...]:
+    mesh, beside = blueprint.mesh, blueprint.beside()
+    page = sum(budget.local_page_bytes(lay, mesh) for lay in (*blueprint.layouts, *(y for x in beside for y in x)))
+    return tuple(
+        DrafterShare(
+            plan.name,
+            plan.weight_bytes_per_device(mesh),
+            sum(budget.local_page_bytes(layout, mesh) for layout in plan.layouts) / page,
+        )
+        for plan in blueprint.drafts
+    )
+
+
+def _compile(name: str, programs: tuple[ProgramSet, ProgramSet], notes: list[str]) -> Program:
     strict, lenient = programs
     try:
         return compile_program(name, *strict.build(name))
@@ -224,7 +280,9 @@ def _weight_bytes(program: Program, blueprint: Blueprint, pages: tuple[int, ...]
     """Bytes a device that the compiler gives the parameters of a step, padding of their layouts included."""
     arguments = program.run.memory_analysis().argument_size_in_bytes  # pyright: ignore
     state = blueprint.state_shape(pages).abstract(blueprint.mesh)
-    return max(arguments - _local_bytes((state.pools, state.tables)), blueprint.weight_bytes_per_device())
+    drafters = sum(plan.weight_bytes_per_device(blueprint.mesh) for plan in blueprint.drafts)
+    own = max(arguments - _local_bytes((state.pools, state.tables)), blueprint.weight_bytes_per_device() - drafters)
+    return own + drafters
 
 
 def _local_bytes(tree: Any) -> int:
@@ -240,6 +298,7 @@ def _pages(blueprint: Blueprint, free: int, requests: int) -> tuple[int, ...]:
         max_running=requests,
         max_model_len=blueprint.max_model_len,
         extend_len=blueprint.max_batch_tokens,
+        beside=blueprint.beside(),
     )
     return tuple(group.num_pages for group in groups)
 

@@ -12,6 +12,7 @@ class Row:
 
     samples: the last position yields a token; with `draft_ids`, every position may (a verification row, whose input
         is the last known token followed by the drafts: length = 1 + len(draft_ids)).
+    lookahead: there are pages for the drafts that follow this row.
     """
 
     request: Request
@@ -19,6 +20,7 @@ class Row:
     length: int
     samples: bool
     draft_ids: tuple[int, ...] = ()
+    lookahead: bool = False
 
 
 @dataclass

@@ -217,8 +217,11 @@ class Scheduler:
 
     # One step
 
-    def schedule(self) -> StepPlan | None:
-        """Plan the next step; None if nothing can run until tokens in flight are known (or there is no work)."""
+    def schedule(self, lookahead: int = 0) -> StepPlan | None:
+        """Plan the next step; None if nothing can run until tokens in flight are known (or there is no work).
+
+        lookahead: positions beyond each sampling row for which free pages are held too, where there are any.
+        """
         step = _Step(self.config)
         self._commit_planned()
         ready, longer = self._lacking()
@@ -230,6 +233,10 @@ class Scheduler:
         self._planned = step.rows
         if not step.rows:
             return None
+        for row in step.rows if lookahead else ():
+            end = row.start + row.length + lookahead
+            wanted = row.samples and row.request.num_output + 1 < row.request.max_tokens
+            row.lookahead = wanted and end <= self.config.max_model_len and self.cache.reserve(row.request, end)
         preempted, self._preempted = self._preempted, []
         adopted = [request for request in self._adopted if request.slot >= 0]
         self._adopted.clear()

@@ -160,6 +160,12 @@ class _EngineCounters(Collector):
     }
     """By tier: figure of Tier.stats to name, help and kind."""
 
+    _DRAFTS: ClassVar = {
+        "drafts": ("vllm:spec_decode_num_drafts", "Drafts verified."),
+        "proposed": ("vllm:spec_decode_num_draft_tokens", "Tokens of drafts verified."),
+        "accepted": ("vllm:spec_decode_num_accepted_tokens", "Tokens of drafts that stood."),
+    }
+
     def __init__(self, model_name: str):
         self.stats: Mapping[str, int] = {}
         self._model = model_name
@@ -179,6 +185,12 @@ class _EngineCounters(Collector):
             family = kind(name, text, labels=["model_name", "tier"])
             for tier in tiers:
                 family.add_metric([self._model, tier], self.stats.get(f"kv_{tier}.{figure}", 0))
+            yield family
+        drafters = [name.split(".")[1] for name in self.stats if name.endswith(".acceptance_length")]
+        for key, (name, text) in self._DRAFTS.items() if drafters else ():
+            family = CounterMetricFamily(name, text, labels=["model_name", "drafter"])
+            for drafter in drafters:
+                family.add_metric([self._model, drafter], self.stats[f"speculate.{drafter}.{key}"])
             yield family
 
 

@@ -1,6 +1,6 @@
 """What the engine holds: drafters, what was accepted, what steps cost, and from these the drafts of the next step."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 from trillion_infer.core.errors import ConfigError
 from trillion_infer.speculate.adaptive import Acceptance, StepCost, allot
@@ -37,6 +37,17 @@ class Speculator:
             if draft.tokens and not length:
                 self._acceptance.rest(request.request_id, draft.drafter)
         return [draft.first(length) if length else NOTHING for draft, length in zip(drafts, lengths, strict=True)]
+
+    def would_pay(self, name: str, request_ids: Sequence[Hashable], count: int, confidence: float) -> bool:
+        """Whether full drafts of this drafter, each token as likely as `confidence` says, are worth their cost to
+        some of `count` requests, of which the last may be new."""
+        draft = Draft((0,) * self._max_drafts, (confidence,) * self._max_drafts, name)
+        ids = [*request_ids[:count], *[None] * (count - len(request_ids))]
+        if any(allot([self._acceptance.chances(each, draft) for each in ids], count, self._cost)):
+            return True
+        for request_id in request_ids:
+            self._acceptance.rest(request_id, name)
+        return False
 
     def record(self, request: DraftRequest, draft: Draft, num_tokens: int) -> None:
         """The verifier gave `num_tokens` tokens for this draft: all but the last are drafts that stood."""

@@ -9,8 +9,10 @@ _TILE = 64
 
 
 def convertible(source: np.dtype, target: np.dtype) -> bool:
-    """True when values of `source` mean the same in `target`: equal types, or both unscaled floating point."""
-    return source == target or (source in _FLOATS and target in _FLOATS)
+    """True when values of `source` mean the same in `target`: equal types, both unscaled floating point, or token
+    numbers, which int32 holds."""
+    numbers = source == np.int64 and target == np.int32
+    return source == target or numbers or (source in _FLOATS and target in _FLOATS)
 
 
 def copy_into(target: np.ndarray, source: np.ndarray) -> None:

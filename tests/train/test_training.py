@@ -1,0 +1,178 @@
+"""A head trained for a tiny target: it learns, goes on after a crash as if there had been none, and is what it was."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.conftest import GOLDEN
+from tests.engine.helpers import greedy, tokens_of
+from trillion_infer import ConfigError, SamplingParams
+from trillion_infer.models.eagle3 import read_eagle3
+from trillion_infer.train.answers import Answered, read_conversations, regenerate
+from trillion_infer.train.data import batches, drafted_vocabulary
+from trillion_infer.train.export import describe, export_head
+from trillion_infer.train.head import unrolled
+from trillion_infer.train.trainer import TrainConfig, Trainer, plot, read_metrics
+
+TARGET = GOLDEN / "tiny" / "llama_deep"
+CONFIG = TrainConfig(steps=12, rows=4, length=48, unroll=3, drafted=96, rate=5e-3, save_every=4)
+
+
+def prompts(count: int = 24) -> list[dict]:
+    return [{"prompt_token_ids": [(7 * i + j) % 120 + 4 for j in range(6 + i % 5)]} for i in range(count)]
+
+
+@pytest.fixture(scope="module")
+def target(make_llm):
+    return make_llm("llama_deep", page_size=8, prefill_chunk=32)
+
+
+@pytest.fixture(scope="module")
+def examples(target, tmp_path_factory) -> list[Answered]:
+    out = tmp_path_factory.mktemp("answers") / "answers.jsonl"
+    return regenerate(target, prompts(), SamplingParams(temperature=0, max_tokens=30, ignore_eos=True), out)
+
+
+@pytest.fixture(scope="module")
+def trained(target, examples, tmp_path_factory) -> Trainer:
+    trainer = Trainer(target, str(TARGET), examples, CONFIG, tmp_path_factory.mktemp("trained"))
+    trainer.run()
+    return trainer
+
+
+def test_answers_are_the_targets_own_and_survive_a_cut(target, examples, tmp_path):
+    out = tmp_path / "answers.jsonl"
+    params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+    assert regenerate(target, prompts(), params, out, batch=10) == examples
+    whole = out.read_bytes()
+    out.write_bytes(whole[: len(whole) // 2])
+    assert regenerate(target, prompts(), params, out) == examples
+    assert out.read_bytes() == whole
+
+
+def test_shards_share_the_examples_and_the_order_goes_on():
+    rows = [Answered([i, i], [i] * 5) for i in range(16)]
+    seen = [set(), set()]
+    for shard in range(2):
+        data = batches(rows, 2, 12, seed=3, shard=shard, shards=2)
+        for _ in range(4):
+            seen[shard].update(next(data)["tokens"][:, 0].tolist())
+        state, after = data.get_state(), next(data)["tokens"]
+        again = batches(rows, 2, 12, seed=3, shard=shard, shards=2)
+        again.set_state(json.loads(json.dumps(state)))
+        assert np.array_equal(next(again)["tokens"], after)
+    assert seen == [set(range(0, 16, 2)), set(range(1, 16, 2))]
+
+
+def test_the_drafted_vocabulary_holds_what_answers_use_most():
+    rows = [Answered([9, 9], [5, 5, 5, 3, 3, 7])]
+    assert drafted_vocabulary(rows, 10, 4).tolist() == [0, 3, 5, 7]
+
+
+def test_the_loss_falls(trained):
+    rows = read_metrics(trained.folder)
+    assert [row["step"] for row in rows] == list(range(1, CONFIG.steps + 1))
+    assert rows[-1]["loss"] < 0.8 * rows[0]["loss"]
+    assert plot(trained.folder).stat().st_size > 1000
+
+
+def test_the_exported_head_is_read_as_it_was_trained(trained, tmp_path):
+    from safetensors.numpy import load_file
+
+    export_head(tmp_path, trained.spec, trained.weights, trained.kept)
+    tensors = load_file(tmp_path / "model.safetensors")
+    for name, value in trained.weights.items():
+        assert np.array_equal(tensors[name], np.asarray(value)), name
+    assert (tensors["d2t"] + np.arange(len(trained.kept))).tolist() == np.flatnonzero(tensors["t2d"]).tolist()
+    assert read_eagle3(json.loads((tmp_path / "config.json").read_text()), list(tensors)) == trained.spec
+    assert describe(trained.spec, "float32")["draft_vocab_size"] == CONFIG.drafted
+
+
+def test_the_head_drafts_in_the_engine_as_it_does_in_training(trained, target, make_llm, tmp_path):
+    """The training-time test, given what a chain of the engine drafted as the text, calls each token right."""
+    export_head(tmp_path / "head", trained.spec, trained.weights, trained.kept)
+    llm = make_llm.fresh(
+        "llama_deep", page_size=8, prefill_chunk=32, speculate=f"eagle3:{tmp_path / 'head'}", draft_len=3
+    )
+    llm.engine.speculation.draft_always()
+    chains = {}
+    offer = llm.engine.speculation.offer
+
+    def note(drafted):
+        for request, ids in zip(drafted.requests, np.asarray(drafted.tokens).tolist(), strict=True):
+            if request is not None:
+                chains[len(request.known_ids())] = ids
+        offer(drafted)
+
+    llm.engine.speculation.offer = note
+    prompt = prompts(1)[0]["prompt_token_ids"]
+    output = llm.generate(prompt, greedy(30))[0]
+    assert tokens_of([output]) == tokens_of(target.generate(prompt, greedy(30)))
+    example = Answered(prompt, output.outputs[0].token_ids)
+    rows = next(batches([example] * 4, 4, CONFIG.length, 0))
+    for known in sorted(chains)[::4]:
+        ids = chains[known]
+        rows["tokens"][:, known : known + 3] = ids
+        batch = trained.batch(rows)
+        for j in range(3):
+            # of all chains' tokens in step j, only that at place `known + j` of the chain from `known` is counted
+            only = dataclasses.replace(batch, answers=np.full(4, known - 1), lengths=np.full(4, known + 1 + j))
+            _, right = unrolled(trained.weights, trained.spec, trained._embedding, only, j + 1)
+            assert float(right[j]) == 1.0, (known, j, ids)
+    llm.close()
+
+
+KILLED = """
+import sys
+import tests.conftest
+from tests.train.test_training import CONFIG, TARGET, prompts
+from trillion_infer import LLM, SamplingParams
+from trillion_infer.train.answers import regenerate
+from trillion_infer.train.trainer import Trainer
+from pathlib import Path
+folder = Path(sys.argv[1])
+llm = LLM(TARGET, dtype="float32", max_running=8, kv_memory=16 * 2**20, page_size=8, prefill_chunk=32)
+params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+examples = regenerate(llm, prompts(), params, folder / "answers.jsonl")
+Trainer(llm, str(TARGET), examples, CONFIG, folder).run(lambda row: print(row["step"], flush=True))
+"""
+
+
+def test_killed_and_run_again_gives_the_same_losses(trained, tmp_path):
+    """SIGKILL in the middle, twice at different steps; the third run ends it."""
+    for last in (6, 9, None):
+        command = [sys.executable, "-c", KILLED, str(tmp_path)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
+        assert process.stdout is not None
+        for line in process.stdout:
+            if last is not None and int(line) >= last:
+                os.kill(process.pid, signal.SIGKILL)
+                break
+        process.stdout.close()
+        assert process.wait(timeout=300) == (0 if last is None else -signal.SIGKILL)
+        time.sleep(0.1)
+    found, expected = read_metrics(tmp_path), read_metrics(trained.folder)
+    assert [(row["step"], row["loss"], row["right"]) for row in found] == [
+        (row["step"], row["loss"], row["right"]) for row in expected
+    ]
+
+
+def test_bad_prompts_and_sizes_are_refused(tmp_path):
+    path = tmp_path / "p.jsonl"
+    for text, message in [("", "holds no conversation"), ('{"a": 1}', "line 1 has no messages"), ("{", "is not JSON")]:
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=message):
+            read_conversations(path)
+    for bad in ({"steps": 0}, {"length": 8}, {"rate": 0.0}):
+        with pytest.raises(ConfigError, match=f"{next(iter(bad))} is"):
+            TrainConfig(**bad)
+    with pytest.raises(ConfigError, match="fewer than the 4 rows"):
+        batches([Answered([1, 2], [3, 4, 5])], 4, 16, 0)

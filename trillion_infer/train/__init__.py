@@ -1,0 +1,1 @@
+"""Training heads that draft: answers by the target, its hidden states, unrolled training, checkpoints, export."""

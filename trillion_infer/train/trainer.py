@@ -1,0 +1,184 @@
+"""The training loop: the target's states streamed into unrolled steps, and checkpoints to go on from."""
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+
+from trillion_infer.config.drafter import Eagle3Spec
+from trillion_infer.core.errors import ConfigError
+from trillion_infer.engine.engine import Engine
+from trillion_infer.llm import LLM
+from trillion_infer.train.answers import Answered
+from trillion_infer.train.data import batches, drafted_vocabulary
+from trillion_infer.train.head import Batch, unrolled
+from trillion_infer.train.start import first_weights, head_for
+from trillion_infer.train.target import TargetStates
+from trillion_infer.weights.checkpoint import open_checkpoint
+
+METRICS = "metrics.jsonl"
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """steps: updates. rows, length: of a batch, tokens. unroll: steps of the training-time test. drafted: size of the
+    head's vocabulary. rate: peak learning rate, after a warm-up of a twentieth. save_every: updates a checkpoint."""
+
+    steps: int = 400
+    rows: int = 4
+    length: int = 256
+    unroll: int = 7
+    drafted: int = 32_000
+    rate: float = 5e-4
+    save_every: int = 50
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "rows", "length", "unroll", "drafted", "save_every"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1.")
+        if self.length < self.unroll + 2:
+            raise ConfigError(f"length is {self.length}; it must be above unroll + 1, which is {self.unroll + 1}.")
+        if not 0 < self.rate < 1:
+            raise ConfigError(f"rate is {self.rate}; it must be above 0 and below 1.")
+
+    def schedule(self) -> optax.Schedule:
+        """Linear warm-up, then a cosine to a tenth."""
+        warm = max(1, self.steps // 20)
+        return optax.warmup_cosine_decay_schedule(0.0, self.rate, warm, max(self.steps, warm + 1), self.rate / 10)
+
+
+class Trainer:
+    """Trains a head for a loaded LLM on answered conversations; everything it keeps lies under `folder`.
+
+    A folder with a checkpoint is gone on with: the same losses follow as if the first run had not ended.
+    """
+
+    def __init__(self, llm: LLM, model: str, examples: Sequence[Answered], config: TrainConfig, folder: Path):
+        if not isinstance(llm.engine, Engine):
+            raise ConfigError("disaggregate is given, and training runs on one mesh; leave it out.")
+        self.config, self.folder = config, folder
+        target = llm.model_config
+        self.kept = drafted_vocabulary(examples, target.vocab, min(config.drafted, target.vocab))
+        self.spec: Eagle3Spec = head_for(target, len(self.kept))
+        assert self.spec.aux_layers is not None
+        shards = llm.mesh.shape["data"]
+        if config.rows % shards:
+            raise ConfigError(f"rows is {config.rows}, which {shards} data shards do not divide; choose a multiple.")
+        params = llm.engine.params
+        self._target = TargetStates(llm.blueprint, params, self.spec.aux_layers, config.rows // shards, config.length)
+        self._embedding = params["embed.table"]
+        head = params["embed.table" if target.tied else "head.table"]
+        self._output = jnp.asarray(head)[self.kept].astype(jnp.float32)
+        ids = np.full(target.vocab, -1, np.int32)
+        ids[self.kept] = np.arange(len(self.kept))
+        self._ids = jnp.asarray(ids)
+        names, checkpoint = llm.blueprint.family.names, open_checkpoint(model)
+        weights = first_weights(self.spec, target, checkpoint, names, self.kept, config.seed)
+        self._optimiser = optax.chain(
+            optax.clip_by_global_norm(1.0), optax.adamw(config.schedule(), b1=0.9, b2=0.95, weight_decay=0.0)
+        )
+        self.weights: Any = {name: jnp.asarray(value) for name, value in weights.items()}
+        self._state = self._optimiser.init(self.weights)
+        self._data = batches(
+            examples, config.rows, config.length, config.seed, jax.process_index(), jax.process_count()
+        )
+        self._update = jax.jit(partial(_update, spec=self.spec, config=config, optimiser=self._optimiser))
+        options = ocp.CheckpointManagerOptions(max_to_keep=2)
+        self._manager = ocp.CheckpointManager((folder / "checkpoints").absolute(), options=options)
+        self.step = self._resume()
+
+    def run(self, tell: Callable[[dict[str, Any]], None] = lambda row: None) -> None:
+        """Trains up to `config.steps`; `tell` gets each line of the metrics file."""
+        with (self.folder / METRICS).open("a", encoding="utf-8") as file:
+            while self.step < self.config.steps:
+                begun = time.perf_counter()
+                row = {"step": self.step + 1, **self._one()}
+                row["seconds"] = round(time.perf_counter() - begun, 3)
+                file.write(json.dumps(row) + "\n")
+                file.flush()
+                self.step += 1
+                tell(row)
+                if self.step % self.config.save_every == 0 or self.step == self.config.steps:
+                    self._save()
+        self._manager.wait_until_finished()
+
+    def batch(self, rows: dict[str, np.ndarray]) -> Batch:
+        """What a head is trained with: the target's states and distributions for these tokens."""
+        tokens = np.asarray(rows["tokens"])
+        aux, hidden = self._target(tokens)
+        wanted = jax.nn.softmax(hidden @ self._output.T)
+        labels = self._ids[jnp.roll(jnp.asarray(tokens), -1, axis=1)]
+        return Batch(
+            jnp.asarray(tokens), aux, wanted, labels, jnp.asarray(rows["answers"]), jnp.asarray(rows["lengths"])
+        )
+
+    def _one(self) -> dict[str, Any]:
+        batch = self.batch(next(self._data))
+        self.weights, self._state, loss, right = self._update(self.weights, self._state, self._embedding, batch)
+        return {"loss": float(loss), "right": [round(float(x), 4) for x in right]}
+
+    def _save(self) -> None:
+        kept = {"weights": self.weights, "optimiser": self._state}
+        self._manager.save(
+            self.step,
+            args=ocp.args.Composite(state=ocp.args.StandardSave(kept), data=ocp.args.JsonSave(self._data.get_state())),
+        )
+        self._manager.wait_until_finished()
+
+    def _resume(self) -> int:
+        """The step that the newest checkpoint was written after; the metrics are cut to it."""
+        step = self._manager.latest_step() or 0
+        if step:
+            like = jax.tree.map(ocp.utils.to_shape_dtype_struct, {"weights": self.weights, "optimiser": self._state})
+            found = self._manager.restore(
+                step, args=ocp.args.Composite(state=ocp.args.StandardRestore(like), data=ocp.args.JsonRestore())
+            )
+            self.weights, self._state = found["state"]["weights"], found["state"]["optimiser"]
+            self._data.set_state(found["data"])
+        path = self.folder / METRICS
+        if path.exists():
+            lines = path.read_text(encoding="utf-8").splitlines()[:step]
+            path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+        return step
+
+
+def _update(weights, state, embedding, batch: Batch, *, spec: Eagle3Spec, config: TrainConfig, optimiser):
+    def loss_of(weights):
+        return unrolled(weights, spec, embedding, batch, config.unroll)
+
+    (loss, right), gradients = jax.value_and_grad(loss_of, has_aux=True)(weights)
+    updates, state = optimiser.update(gradients, state, weights)
+    return optax.apply_updates(weights, updates), state, loss, right
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """Lines of the metrics file: step, loss, right (share of right tokens a step of the unroll), seconds."""
+    return [json.loads(line) for line in (folder / METRICS).read_text(encoding="utf-8").splitlines()]
+
+
+def plot(folder: Path) -> Path:
+    """loss.png: the loss, and the share of right first and further tokens, over the steps."""
+    from matplotlib.figure import Figure
+
+    rows = read_metrics(folder)
+    figure = Figure((8, 4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    steps = [row["step"] for row in rows]
+    left.plot(steps, [row["loss"] for row in rows])
+    left.set(xlabel="step", ylabel="loss")
+    for j in range(len(rows[0]["right"])):
+        right.plot(steps, [row["right"][j] for row in rows], label=f"token {j + 1}")
+    right.set(xlabel="step", ylabel="share right")
+    right.legend()
+    figure.savefig(folder / "loss.png")
+    return folder / "loss.png"
