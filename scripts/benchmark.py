@@ -32,8 +32,8 @@ from trillion_infer.cli.progress import progress_bars
 WORKLOAD = flags.DEFINE_string(
     "workload",
     "all",
-    "decode, prefill, offline, startup, serve, interference, host, kv, speculate, several with commas, or all (without the last "
-    "four).",
+    "decode, prefill, offline, startup, serve, interference, host, kv, speculate, several with commas, or all "
+    "(without the last four).",
 )
 JSON = flags.DEFINE_bool("json", False, "One JSON object a line instead of a table.")
 REPEATS = flags.DEFINE_integer("repeats", 3, "Runs of each workload; the best is given.")

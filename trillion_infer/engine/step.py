@@ -41,8 +41,9 @@ def make_forward(
 
     packed: BatchLayout's array, one row a data shard. rows: packed sampling parameters, with slots of the whole
     mesh. logits `[data*S*width, V]` float32. hidden `[data*T, M]`: final hidden states of every token. `state` and
-    `weights` give shapes and shardings only. With `aux_layers`, for models that draft: a fifth result, (tokens, aux), the ids
-    `[data*T]` and, for each of those numbers of layers, the residual stream after them `[data*T, M]`.
+    `weights` give shapes and shardings only. With `aux_layers`, for models that draft: a fifth result,
+    (tokens, aux), the ids `[data*T]` and, for each of those numbers of layers, the residual stream after them
+    `[data*T, M]`.
     """
     layout = BatchLayout(bucket)
     slots = state.tables[0].shape[0] // mesh.shape["data"]
