@@ -14,7 +14,7 @@ from trillion_infer.config.model import ModelConfig
 from trillion_infer.layers.context import Context, Ops, Sequences
 from trillion_infer.layers.rope import rope_tables
 
-Pools = tuple[Array, ...]
+Pools = tuple[Any, ...]
 Params = Mapping[str, Any]
 
 
