@@ -35,6 +35,8 @@ def head_for(target: ModelConfig, drafted: int) -> Eagle3Spec:
         norm_plus_one=False,
         embed_scale=1.0,
         logit_cap=None,
+        eos_ids=frozenset(),
+        dtype="float32",
     )
     count = len(target.layers)
     aux = (min(2, count), count // 2, max(count - 3, 0))
