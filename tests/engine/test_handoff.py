@@ -147,6 +147,14 @@ def test_networked_transports_move_the_same_pages(make_llm, pools, transport):
     apart.settle()
 
 
+@pytest.mark.parametrize("name", ["smollm2", "deepseek_v3"])
+def test_eight_bit_kv_travels_with_its_scales(make_llm, pools, name):
+    one, apart = make_llm(name, **SMALL, kv_dtype="int8"), pools(name, kv_dtype="int8")
+    assert tokens_of(apart.run(MIXED, greedy())) == tokens_of(one.generate(MIXED, greedy()))
+    assert apart.engine("decode").stats()["handoffs"] > 0
+    apart.settle()
+
+
 def test_300_requests_with_shared_prefixes_aborts_and_seeds_p11(make_llm, pools):
     one, apart = make_llm("smollm2", **SMALL), pools("smollm2", (1, 1), (1,))
     rng = random.Random(2)

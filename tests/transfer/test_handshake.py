@@ -37,6 +37,7 @@ TWO = replace(ONE, name="decode-2", epoch="e2")
         ({"transport": "socket"}, "--handoff_transport"),
         ({"pools": (replace(POOL, shape=(3, 32, 2, 2, 8)),)}, "--page_size"),
         ({"pools": (POOL, POOL)}, "1 and 2 pools"),
+        ({"pools": (replace(POOL, dtype="int8"),)}, "--kv_dtype"),
     ],
 )
 def test_peers_that_differ_are_refused_and_both_are_named(change, says):

@@ -186,7 +186,7 @@ class KVTiering:
         groups = range(len(self._schedulers[0].cache.groups))
         self.stack.persist([(group, name) for group in groups for name in names])
 
-    def _save(self, pool: Array, group: int, pages: Sequence[_Page], only_shared: bool = False) -> None:
+    def _save(self, pool: Pool, group: int, pages: Sequence[_Page], only_shared: bool = False) -> None:
         for start in range(0, len(pages), PAGES_PER_CALL):
             part = pages[start : start + PAGES_PER_CALL]
             size = self._copier.block_bytes(group) * len(part)

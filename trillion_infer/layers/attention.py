@@ -15,7 +15,7 @@ from trillion_infer.layers.context import Context
 from trillion_infer.layers.linear import linear
 from trillion_infer.layers.norm import RMSNorm, rms_normalise
 from trillion_infer.layers.parameters import WHOLE, Part, stacked, value
-from trillion_infer.layers.pools import Pool, on_pool
+from trillion_infer.layers.pools import Pools, on_pool
 from trillion_infer.layers.rope import apply_rope
 from trillion_infer.layers.slots import batch_of, slot_shard
 
@@ -76,8 +76,8 @@ class Attention(nnx.Module):
         self.k_norm = head_norm("k_norm.") if spec.qk_norm == "rms" else None
 
     def __call__(
-        self, x: Float[Array, "T Mi"], pools: tuple[Pool, ...], layer: Int[Array, ""], ctx: Context
-    ) -> tuple[Float[Array, "T M"], tuple[Pool, ...]]:
+        self, x: Float[Array, "T Mi"], pools: Pools, layer: Int[Array, ""], ctx: Context
+    ) -> tuple[Float[Array, "T M"], Pools]:
         """Writes the step's keys and values into layer `layer` of this mixer's pool and attends."""
         spec = self.spec
         qkv = linear(x, self.qkv, ctx)

@@ -22,12 +22,10 @@ from trillion_infer.layers.moe import ExpertNames, MoE
 from trillion_infer.layers.norm import RMSNorm
 from trillion_infer.layers.parameters import bind, place_rows
 from trillion_infer.layers.pipeline import Activations, MicroBatches, run_stages
-from trillion_infer.layers.pools import Pool
+from trillion_infer.layers.pools import Pools
 from trillion_infer.layers.rope import rope_tables
 
 Params = Mapping[str, Array]
-Pools = tuple[Pool | ExpertCache, ...]
-"""KV pools, and last the cache of experts where they lie in host memory."""
 Sizes = Mapping[str, int]
 """Devices along each axis of the mesh."""
 

@@ -17,7 +17,7 @@ from trillion_infer.layers.latent_slots import attend_over_slots
 from trillion_infer.layers.linear import linear
 from trillion_infer.layers.norm import RMSNorm
 from trillion_infer.layers.parameters import Part, stacked, value
-from trillion_infer.layers.pools import Pool, on_pool
+from trillion_infer.layers.pools import Pools, on_pool
 from trillion_infer.layers.rope import apply_rope
 from trillion_infer.layers.slots import batch_of, slot_shard
 
@@ -74,8 +74,8 @@ class LatentAttention(nnx.Module):
         self.out = stacked(prefixes, (width, heads, spec.value_dim), axes, out, in_axes=2)
 
     def __call__(
-        self, x: Float[Array, "T Mi"], pools: tuple[Pool, ...], layer: Int[Array, ""], ctx: Context
-    ) -> tuple[Float[Array, "T M"], tuple[Pool, ...]]:
+        self, x: Float[Array, "T Mi"], pools: Pools, layer: Int[Array, ""], ctx: Context
+    ) -> tuple[Float[Array, "T M"], Pools]:
         """Writes the step's latent entries into layer `layer` of the latent pool and attends."""
         spec = self.spec
         lowered, entry = self._lower(x, ctx)

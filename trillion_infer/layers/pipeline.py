@@ -14,9 +14,9 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from trillion_infer.layers.context import Sequences
+from trillion_infer.layers.pools import Pools
 
 Activations = Float[Array, "t M"]
-Pools = tuple[Array, ...]
 RunStage = Callable[[Activations, Pools, Sequences, Int[Array, "t"], Int[Array, ""]], tuple[Activations, Pools]]
 """run(x, pools, sequences, rope_lens, stage) -> x after the stage's layers, and the pools."""
 

@@ -36,6 +36,10 @@ class QuantisedPool:
 
 Pool = Array | QuantisedPool
 
+Pools = tuple[Any, ...]
+"""A `Pool` a cache group, in the model's order, and last the cache of experts where they lie in
+host memory."""
+
 
 def on_pool(op: Callable[..., tuple[Array, ...]], place: int) -> Callable[..., tuple[Any, ...]]:
     """An attention op as a function of a `Pool`, its argument number `place` and its last result."""

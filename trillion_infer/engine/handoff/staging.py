@@ -1,7 +1,8 @@
 """Pages out of an engine's pools and into them, in the one form in which they travel, with digests made on the device.
 
 What travels is `[L, 16, p, K, 2, D]` (or `[L, 16, p, R]`) on one device, by logical head: the source's program gathers
-it from its mesh, and the destination's spreads it over its own, so tensor sizes may differ.
+it from its mesh, and the destination's spreads it over its own, so tensor sizes may differ. Of an eight-bit pool the
+vectors travel as bytes with their scales behind them.
 """
 
 from collections.abc import Sequence
@@ -16,8 +17,17 @@ from jaxtyping import Array, Int, UInt
 
 from sharding.heads import HeadPlan
 from trillion_infer.cache.layout import PoolLayout
+from trillion_infer.layers.pools import Pool
 from trillion_infer.transfer.handoff.identity import PoolSpec
-from trillion_infer.transfer.pages import PAGES_PER_CALL, HeadMap, extract, head_map, insert, padded_ids
+from trillion_infer.transfer.pages import (
+    PAGES_PER_CALL,
+    SCALE_BYTES,
+    HeadMap,
+    extract,
+    insert,
+    padded_ids,
+    page_program,
+)
 
 _MIX = (0x9E3779B1, 0x85EBCA77)
 """Odd multipliers of the two digest words (golden ratio; xxHash's second prime)."""
@@ -34,7 +44,7 @@ def checksum(data: Array) -> UInt[Array, "2"]:
 
 
 def _stage(
-    pool: Array, pages: Int[Array, "n"], count: Int[Array, ""], heads: HeadMap | None
+    pool: Pool, pages: Int[Array, "n"], count: Int[Array, ""], heads: HeadMap | None
 ) -> tuple[Array, UInt[Array, "2"]]:
     """The first `count` of these pages, zeros after them, and the checksum of all."""
     data = extract(pool, pages, heads)
@@ -69,23 +79,9 @@ class PageStager:
         self._layouts, self._plans = list(layouts), list(plans)
         self._everywhere = NamedSharding(mesh, P())
         self._one = SingleDeviceSharding(mesh.devices.flat[0])
-        self._out, self._into = [], []
-        for layout, plan in zip(layouts, plans, strict=True):
-            heads = None if plan is None else head_map(plan)
-            shard = NamedSharding(mesh, layout.spec)
-            self._out.append(
-                jax.jit(
-                    lambda pool, ids, count, heads=heads: _stage(pool, ids, count, heads),
-                    out_shardings=self._everywhere,
-                )
-            )
-            self._into.append(
-                jax.jit(
-                    lambda pool, ids, data, heads=heads: insert(pool, ids, data, heads),
-                    out_shardings=shard,
-                    donate_argnums=0,
-                )
-            )
+        both = list(zip(layouts, plans, strict=True))
+        self._out = [page_program(_stage, mesh, plan) for _, plan in both]
+        self._into = [page_program(insert, mesh, plan, layout.pool_spec) for layout, plan in both]
         self._checksum = jax.jit(checksum)
 
     def specs(self) -> tuple[PoolSpec, ...]:
@@ -98,11 +94,14 @@ class PageStager:
 
     def arrival(self, spec: PoolSpec) -> jax.ShapeDtypeStruct:
         """What arrives from a pool that a peer has told of."""
-        layers, *rest = spec.shape
-        shape = (layers, PAGES_PER_CALL, *rest)
-        return jax.ShapeDtypeStruct(shape, jnp.dtype(spec.dtype), sharding=self._one)
+        layers, *middle, width = spec.shape
+        dtype = jnp.dtype(spec.dtype)
+        if spec.quantised:
+            scales = 2 if len(spec.shape) == 3 else 1
+            width, dtype = width + SCALE_BYTES * scales, jnp.dtype(jnp.uint8)
+        return jax.ShapeDtypeStruct((layers, PAGES_PER_CALL, *middle, width), dtype, sharding=self._one)
 
-    def stage(self, pool: Array, group: int, pages: Sequence[int]) -> Staged:
+    def stage(self, pool: Pool, group: int, pages: Sequence[int]) -> Staged:
         """Starts reading at most 16 pages, as the steps sent so far leave them."""
         data, digest = self._out[group](pool, padded_ids(pages, 0), np.int32(len(pages)))
         return Staged(data.addressable_data(0), digest)
@@ -111,11 +110,11 @@ class PageStager:
         """The digest of what has arrived."""
         return digest_bytes(self._checksum(data))
 
-    def fill(self, pool: Array, group: int, pages: Sequence[int], data: Array) -> Array:
+    def fill(self, pool: Pool, group: int, pages: Sequence[int], data: Array) -> Pool:
         """The pool with these pages of `data`; ids at the pool's end are left out. Donates the pool."""
         return self._into[group](pool, padded_ids(pages, pool.shape[1]), jax.device_put(data, self._everywhere))
 
-    def warm_up(self, pools: Sequence[Array]) -> tuple[Array, ...]:
+    def warm_up(self, pools: Sequence[Pool]) -> tuple[Pool, ...]:
         """Compiles what there is, so that no request waits for it."""
         filled = []
         for group, pool in enumerate(pools):

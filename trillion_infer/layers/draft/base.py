@@ -12,9 +12,9 @@ from jaxtyping import Array, Float, Int
 
 from trillion_infer.config.model import ModelConfig
 from trillion_infer.layers.context import Context, Ops, Sequences
+from trillion_infer.layers.pools import Pools
 from trillion_infer.layers.rope import rope_tables
 
-Pools = tuple[Any, ...]
 Params = Mapping[str, Any]
 
 
