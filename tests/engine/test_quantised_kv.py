@@ -42,10 +42,11 @@ def test_it_is_near_plain_kv_and_a_third_of_its_size(make_llm, name, kv_dtype):
 
 
 def check_same(found: list[RequestOutput], expected: list[RequestOutput]) -> None:
-    """Equal tokens; programs of other shapes may round activations otherwise, so scores to 1e-5."""
+    """Equal tokens. Programs of other shapes may round activations otherwise, and an eight-bit number that lay between
+    two steps then falls on the other: scores to 2e-3."""
     for (tokens, scores), (wanted, near) in zip(bits(found), bits(expected), strict=True):
         assert tokens == wanted
-        np.testing.assert_allclose(scores, near, atol=1e-5)
+        np.testing.assert_allclose(scores, near, atol=2e-3)
 
 
 @pytest.mark.parametrize("kv_dtype", FORMATS)
