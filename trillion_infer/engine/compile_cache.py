@@ -12,7 +12,9 @@ def enable_compile_cache(folder: str) -> None:
         Path(folder).mkdir(parents=True, exist_ok=True)
     except OSError:
         return
-    jax.config.update("jax_compilation_cache_dir", folder)
+    if jax.config.jax_compilation_cache_dir != folder:  # pyright: ignore[reportAttributeAccessIssue]
+        jax.config.update("jax_compilation_cache_dir", folder)
+        compilation_cache.reset_cache()  # which has settled on a folder at its first use
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 

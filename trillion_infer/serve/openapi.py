@@ -111,6 +111,16 @@ ENDPOINTS = (
     Endpoint(
         "/v1/cache", "delete", "Deletes all that the caller's key left.", schemas.CACHE_DELETED, errors=(400, 503)
     ),
+    Endpoint("/admin/role", "get", "The state of a worker of a pool.", {"type": "object"}, errors=(404,)),
+    Endpoint(
+        "/admin/role",
+        "post",
+        "Drains a worker and changes its role.",
+        {"type": "object"},
+        _open(schemas.ROLE),
+        (400, 404),
+    ),
+    Endpoint("/admin/timeline", "get", "The newest spans of a worker.", {"type": "object"}, errors=(404,)),
     Endpoint("/health", "get", "Whether the engine loop turns.", schemas.HEALTHY, errors=(503,), guarded=False),
     Endpoint("/metrics", "get", "Figures for Prometheus.", None, media="text/plain", guarded=False),
     Endpoint("/status", "get", "Figures of the status page.", schemas.STATUS, guarded=False),

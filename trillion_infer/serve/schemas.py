@@ -142,6 +142,7 @@ TOKENIZE: Schema = {
     ]
 }
 DETOKENIZE = body(("tokens",), {"model": {}, "tokens": {"type": "array", "items": TOKEN}})
+ROLE = body(("role",), {"role": {"enum": ["prefill", "decode", "both"]}})
 ABORT = body(("request_id",), {"request_id": {"type": "string"}})
 
 USAGE = body(
