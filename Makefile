@@ -1,6 +1,7 @@
 # make demo     answers a question with real weights      make test         everything CI runs
 # make demo PROMPT="…"                                    make test-oldest  a smoke subset on Python 3.11 and jax 0.10.2
 # make test-slow    what takes minutes a test             make test-aot     every kernel for every target
+# (test-slow and test-aot run whole what test samples)
 # PYTHON=… chooses the interpreter; otherwise the newest that runs, from 3.11 up, makes .venv.
 
 PROMPT ?= What is the capital of France?
@@ -26,7 +27,7 @@ test: $(VENV)/.test lint browser
 	$(RUN) -m pytest -n 2 --dist loadfile -m "not slow and not gpu and not tpu"
 
 test-slow: $(VENV)/.test
-	$(RUN) -m pytest -m "slow"
+	$(RUN) -m pytest -m "slow or matrix" --matrix=all
 
 test-aot: $(VENV)/.test
 	$(RUN) -m pytest -m "aot" --aot=all

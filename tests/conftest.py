@@ -85,26 +85,34 @@ def free_programs():
 AOT_SAMPLE = 6
 """Ahead-of-time compiles a test file keeps in an ordinary run, evenly spread over its matrix; --aot=all runs all."""
 
+MATRIX_SAMPLE = 3
+"""Parameters a test marked `matrix` keeps in an ordinary run, each of which builds engines; --matrix=all runs all."""
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--aot", choices=["sample", "all"], default="sample", help="how much of the compile matrices to run"
-    )
+    for name, what in (("--aot", "of the compile matrices"), ("--matrix", "of the matrices of engines")):
+        parser.addoption(name, choices=["sample", "all"], default="sample", help=f"how much {what} to run")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Thins out the matrices of ahead-of-time compiles, which take most of an hour as a whole."""
-    if config.getoption("--aot") == "all":
-        return
-    by_file: dict[Path, list[pytest.Item]] = {}
+    """Thins out matrices that take most of an hour as a whole."""
+    by_file: dict[object, list[pytest.Item]] = {}
+    by_test: dict[object, list[pytest.Item]] = {}
     for item in items:
-        if item.get_closest_marker("aot"):
+        if config.getoption("--aot") == "sample" and item.get_closest_marker("aot"):
             by_file.setdefault(item.path, []).append(item)
-    dropped = []
-    for matrix in by_file.values():
-        stride = max(1, -(-len(matrix) // AOT_SAMPLE))
-        dropped += [item for place, item in enumerate(matrix) if place % stride]
+        elif config.getoption("--matrix") == "sample" and item.get_closest_marker("matrix"):
+            by_test.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    dropped = set(_beyond(by_file, AOT_SAMPLE)) | set(_beyond(by_test, MATRIX_SAMPLE))
     if dropped:
-        config.hook.pytest_deselected(items=dropped)
-        gone = set(dropped)
-        items[:] = [item for item in items if item not in gone]
+        config.hook.pytest_deselected(items=list(dropped))
+        items[:] = [item for item in items if item not in dropped]
+
+
+def _beyond(groups: dict[object, list[pytest.Item]], most: int) -> list[pytest.Item]:
+    """What a spread sample of `most` of each group leaves out."""
+    left = []
+    for group in groups.values():
+        stride = max(1, -(-len(group) // most))
+        left += [item for place, item in enumerate(group) if place % stride]
+    return left

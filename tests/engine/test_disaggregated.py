@@ -12,6 +12,8 @@ from tests.engine.test_equalities import MIXED, SMALL, prompts_of
 from trillion_infer import LLM, ConfigError, SamplingParams
 from trillion_infer.transfer.pages import head_map
 
+pytestmark = pytest.mark.matrix
+
 
 @pytest.mark.parametrize("name", ["smollm2", "deepseek_v3", "gemma3_text", "llama4_scout"])
 @pytest.mark.parametrize(

@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 from tests.engine.helpers import check_idle, greedy, tokens_of
 from trillion_infer import SamplingParams
 
+pytestmark = pytest.mark.matrix
+
 MODELS = ["smollm2", "gemma3_text", "deepseek_v3", "llama4_scout", "gpt_oss"]
 SMALL = {"page_size": 8, "prefill_chunk": 16}
 

@@ -14,6 +14,8 @@ from tests.engine.test_equalities import MIXED, prompts_of
 from trillion_infer import LLM, ConfigError
 from trillion_infer.layers.expert_cache import ExpertCache, bring_in
 
+pytestmark = pytest.mark.matrix
+
 LAYERS, EXPERTS = 3, 4
 SMALL = {"page_size": 8, "prefill_chunk": 16, "precompile": False}
 

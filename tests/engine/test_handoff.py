@@ -16,6 +16,8 @@ from trillion_infer.transfer.transports import make_transport
 from trillion_infer.transfer.transports.base import TransferError
 from trillion_infer.transfer.transports.memory import MemoryTransport
 
+pytestmark = pytest.mark.matrix
+
 KEY = "a key that all workers of a test share"
 SPACE: dict = {}
 

@@ -12,6 +12,8 @@ from tests.engine.test_equalities import tight_memory
 from tests.engine.test_speculation import accepted, assert_equal, in_batches, mixed
 from trillion_infer import LLM, ConfigError, ModelLoadError, SamplingParams
 
+pytestmark = pytest.mark.matrix
+
 TINY = GOLDEN / "tiny"
 SMALL = {"page_size": 8, "prefill_chunk": 32, "max_running": 4}
 HEADS = {"eagle3_llama": "llama_deep", "eagle3_mla": "deepseek_v3", "mtp": "deepseek_v3_mtp"}

@@ -8,6 +8,8 @@ from tests.engine.test_equalities import MIXED, prompts_of, tight_memory
 from trillion_infer import ConfigError
 from trillion_infer.core.outputs import RequestOutput
 
+pytestmark = pytest.mark.matrix
+
 MODELS = ["smollm2", "gemma3_text", "deepseek_v3"]
 FORMATS = ["int8", "fp8"]
 SMALL = {"page_size": 8, "prefill_chunk": 16, "precompile": False}

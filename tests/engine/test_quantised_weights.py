@@ -17,6 +17,8 @@ from trillion_infer.weights import open_checkpoint
 from trillion_infer.weights.checkpoint import read_json
 from trillion_infer.weights.rounding import Recipe
 
+pytestmark = pytest.mark.matrix
+
 SMALL = {"page_size": 8, "prefill_chunk": 16, "precompile": False}
 PROMPTS = prompts_of(5, [3, 20, 40])
 HEAD_DIMS = {"smollm2": 8, "qwen3_moe": 16, "deepseek_v3": 12}

@@ -8,6 +8,8 @@ from tests.engine.test_equalities import MIXED, SMALL
 from trillion_infer import SamplingParams
 from trillion_infer.layers import exchange
 
+pytestmark = pytest.mark.matrix
+
 OPTIONS = {**SMALL, "precompile": False}
 
 

@@ -17,6 +17,8 @@ from trillion_infer.core.sampling_params import StructuredOutput
 from trillion_infer.engine.buckets import Bucket, make_buckets
 from trillion_infer.engine.speculation import MAX_DRAFTS, BucketCost
 
+pytestmark = pytest.mark.matrix
+
 
 class Ascii:
     """A vocabulary of the tiny models' size: token i is byte i, and 1 ends."""

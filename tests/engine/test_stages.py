@@ -9,6 +9,8 @@ from tests.engine.helpers import check_idle, greedy, tokens_of
 from tests.engine.test_equalities import prompts_of
 from trillion_infer import LLM, ConfigError, SamplingParams
 
+pytestmark = pytest.mark.matrix
+
 SMALL = {"page_size": 8, "prefill_chunk": 32, "max_running": 32, "precompile": False}
 MIXED = prompts_of(0, [1, 2, 7, 8, 9, 30, 50, 63] * 3)
 """More requests than a micro-batch has room for, so that decode steps have several."""

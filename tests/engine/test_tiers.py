@@ -10,6 +10,8 @@ from tests.engine.test_equalities import SMALL, prompts_of, tight_memory
 from trillion_infer import LLM, ConfigError
 from trillion_infer.testing.mooncake import Master, master_program
 
+pytestmark = pytest.mark.matrix
+
 MODELS = ["smollm2", "gemma3_text", "deepseek_v3"]
 SESSIONS, LENGTH, LONGEST = 20, 40, 96
 

@@ -11,6 +11,8 @@ from trillion_infer import LLM, SamplingParams
 from trillion_infer.engine.bundle import store
 from trillion_infer.testing.tiny_models import tiny_config
 
+pytestmark = pytest.mark.matrix
+
 OPTIONS = {"dtype": "float32", "max_running": 2, "prefill_chunk": 32, "kv_memory": 2**20, "compile_cache": ""}
 PROMPTS = [[5, 6, 7], list(range(20, 60)), [9] * 12]
 PARAMS = [
