@@ -4,8 +4,9 @@ Which parameters: those of products that take quantised weights (`ParamSpec.in_a
 (embedding, head) become int8 whatever the recipe; norms, biases, routers and the per-head projections of latent
 attention stay as they are. An int4 weight whose rows a shard would cut inside a packed word becomes int8 instead.
 
-A weight is rounded by its own rows as the checkpoint has them, so its values are the same on every mesh; where a shard
-ends inside a group, the group's scale is stored several times.
+A weight is rounded by its own rows as the checkpoint has them, so its values are the same on every mesh (but for those
+int4 weights that become int8: rows of which a shard has no multiple of eight elements, as only tiny models have); where
+a shard ends inside a group, the group's scale is stored several times.
 """
 
 import dataclasses
