@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sharding.heads import HeadPlan
-from sharding.mesh import make_mesh
+from sharding.mesh import AXES, make_mesh
+from sharding.rules import kv_plan
 from trillion_infer.cache.layout import PoolLayout
 from trillion_infer.config.model import CacheKey
 from trillion_infer.core.errors import ConfigError
@@ -22,10 +22,9 @@ HEADS, DIM, LAYERS, PAGE = 3, 8, 2, 4
 
 
 def stager(tensor: int, dtype: str = "float32") -> tuple[PageStager, PoolLayout]:
-    plan = HeadPlan(9, HEADS, tensor)
-    layout = PoolLayout(
-        CacheKey("attention", HEADS, DIM, None, None), LAYERS, PAGE, plan.physical_kv_heads, DIM, dtype, 1
-    )
+    plan, head_axis, slot_axis = kv_plan(9, HEADS, {**dict.fromkeys(AXES, 1), "tensor": tensor})
+    key = CacheKey("attention", HEADS, DIM, None, None)
+    layout = PoolLayout(key, LAYERS, PAGE, plan.physical_kv_heads, DIM, dtype, 1, head_axis, slot_axis)
     return PageStager(make_mesh({"tensor": tensor}), [layout], [plan]), layout
 
 
