@@ -6,14 +6,14 @@ import os
 import socket
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
-from trillion_infer.cache.tiers.base import BlockKey, StoredBlock, Tier, digest_of
+from trillion_infer.cache.tiers.base import BlockKey, StoredBlock, digest_of
+from trillion_infer.cache.tiers.shared import SharedTier
 from trillion_infer.config.tiers import MooncakeStore
 from trillion_infer.core.errors import ConfigError
 
@@ -35,7 +35,7 @@ _RPC_FAILED = -900
 _log = logging.getLogger(__name__)
 
 
-class MooncakeTier(Tier):
+class MooncakeTier(SharedTier):
     """An object a block: its digest, then its bytes, moved straight between registered buffers and the store.
 
     A put of a name that is there returns success and keeps what is there, so a block that is not intact is removed
@@ -45,39 +45,18 @@ class MooncakeTier(Tier):
     block_bytes: of the largest block. Raises ConfigError when the master cannot be reached, or the package is missing.
     """
 
-    name = "store"
-    is_shared = True
+    known_limit = KNOWN_LIMIT
 
     def __init__(
         self, spec: MooncakeStore, fingerprint: bytes, block_bytes: int, clock: Callable[[], float] = time.monotonic
     ):
-        super().__init__(fingerprint, spec.segment)
+        super().__init__(fingerprint, spec.segment, clock)
         self.is_durable = spec.segment == 0
         self._prefix = fingerprint.hex()[:16]
-        self._clock = clock
-        self._down_until = self._full_until = -float("inf")
-        self._known: OrderedDict[BlockKey, int] = OrderedDict()
-        self._used = 0
-        self._lock = threading.Lock()
+        self._full_until = -float("inf")
         self._client = _connect(spec, 2 * BATCH * (block_bytes + _DIGEST))
         self._outgoing = _Buffer(self._client, block_bytes + _DIGEST)
         self._incoming = _Buffer(self._client, block_bytes + _DIGEST)
-
-    def __contains__(self, key: BlockKey) -> bool:
-        return key in self._known
-
-    @property
-    def used(self) -> int:
-        return self._used
-
-    @property
-    def num_blocks(self) -> int:
-        return len(self._known)
-
-    @property
-    def is_down(self) -> bool:
-        """The connection failed a short while ago."""
-        return self._clock() < self._down_until
 
     # Writing
 
@@ -109,9 +88,6 @@ class MooncakeTier(Tier):
                 self._full_until = self._clock() + FULL_SECONDS
 
     # Reading
-
-    def get(self, key: BlockKey) -> bytes | None:
-        return self.get_many([key])[0]
 
     def get_many(self, keys: Sequence[BlockKey]) -> list[bytes | None]:
         found: list[bytes | None] = []
@@ -168,8 +144,7 @@ class MooncakeTier(Tier):
         removed = self._client.remove_by_regex(f"^{self._prefix}-[0-9]+-{tag.hex()}", True)
         self._watch([min(removed, 0)])
         self.figures.deleted += max(removed, 0)
-        for key in [key for key in list(self._known) if key[1].startswith(tag)]:
-            self._forget(key)
+        self._forget_tenant(tag)
 
     def close(self) -> None:
         self._client.close()
@@ -178,18 +153,6 @@ class MooncakeTier(Tier):
 
     def _name(self, key: BlockKey) -> str:
         return f"{self._prefix}-{key[0]}-{key[1].hex()}"
-
-    def _learn(self, key: BlockKey, size: int) -> None:
-        with self._lock:
-            if key not in self._known:
-                self._used += size
-            self._known[key] = size
-            while len(self._known) > KNOWN_LIMIT:
-                self._used -= self._known.popitem(last=False)[1]
-
-    def _forget(self, key: BlockKey) -> None:
-        with self._lock:
-            self._used -= self._known.pop(key, 0)
 
     def _watch(self, codes: Sequence[int]) -> None:
         """Takes the tier down when a call did not reach the master."""

@@ -2,15 +2,14 @@
 
 import importlib
 import logging
-import threading
 import time
 import uuid
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from trillion_infer.cache.naming import TAG_BYTES
-from trillion_infer.cache.tiers.base import BlockKey, StoredBlock, Tier, digest_of
+from trillion_infer.cache.tiers.base import BlockKey, StoredBlock, digest_of
+from trillion_infer.cache.tiers.shared import SharedTier
 from trillion_infer.config.tiers import ObjectStore
 from trillion_infer.core.errors import ConfigError
 
@@ -28,7 +27,7 @@ _DIGEST = 32
 _log = logging.getLogger(__name__)
 
 
-class ObjectTier(Tier):
+class ObjectTier(SharedTier):
     """One object a block, `MODEL/TENANT/GROUP-NAME`: its digest, then its bytes.
 
     On a local file system an object is written under another name and renamed; object stores publish whole objects.
@@ -37,9 +36,7 @@ class ObjectTier(Tier):
     Raises ConfigError when nothing can be written below the URL, or fsspec lacks what the URL needs.
     """
 
-    name = "store"
     is_durable = True
-    is_shared = True
 
     def __init__(
         self,
@@ -48,13 +45,10 @@ class ObjectTier(Tier):
         clock: Callable[[], float] = time.monotonic,
         list_seconds: float = LIST_SECONDS,
     ):
-        super().__init__(fingerprint, spec.num_bytes)
-        self._clock, self._list_seconds = clock, list_seconds
+        super().__init__(fingerprint, spec.num_bytes, clock)
+        self._list_seconds = list_seconds
         self._listed: dict[bytes, float] = {}
-        self._down_until = -float("inf")
-        self._known: OrderedDict[BlockKey, int] = OrderedDict()
-        self._used = self._untrimmed = 0
-        self._lock = threading.Lock()
+        self._untrimmed = 0
         try:
             self._files, root = importlib.import_module("fsspec").core.url_to_fs(spec.url)
             self._root = f"{root.rstrip('/')}/{fingerprint.hex()[:16]}"
@@ -65,22 +59,6 @@ class ObjectTier(Tier):
             self._files.rm_file(probe)
         except (OSError, ImportError, ValueError) as error:
             raise ConfigError(f"store {spec.url!r} cannot be used ({error}); name one that can be written.") from error
-
-    def __contains__(self, key: BlockKey) -> bool:
-        return key in self._known
-
-    @property
-    def used(self) -> int:
-        return self._used
-
-    @property
-    def num_blocks(self) -> int:
-        return len(self._known)
-
-    @property
-    def is_down(self) -> bool:
-        """It failed a short while ago."""
-        return self._clock() < self._down_until
 
     # Writing
 
@@ -131,9 +109,6 @@ class ObjectTier(Tier):
             self._fail(error)
 
     # Reading
-
-    def get(self, key: BlockKey) -> bytes | None:
-        return self.get_many([key])[0]
 
     def get_many(self, keys: Sequence[BlockKey]) -> list[bytes | None]:
         if self.is_down or not keys:
@@ -192,8 +167,7 @@ class ObjectTier(Tier):
 
     def delete_tenant(self, tag: bytes) -> None:
         folder = f"{self._root}/{tag.hex()}"
-        for key in [key for key in list(self._known) if key[1].startswith(tag)]:
-            self._forget(key)
+        self._forget_tenant(tag)
         try:
             if self._files.exists(folder):
                 self.figures.deleted += len(self._files.find(folder))
@@ -226,16 +200,6 @@ class ObjectTier(Tier):
             return int(group), bytes.fromhex(name)
         except ValueError:
             return 0, b""
-
-    def _learn(self, key: BlockKey, size: int) -> None:
-        with self._lock:
-            if key not in self._known:
-                self._used += size
-            self._known[key] = size
-
-    def _forget(self, key: BlockKey) -> None:
-        with self._lock:
-            self._used -= self._known.pop(key, 0)
 
     def _fail(self, error: Exception) -> None:
         if not self.is_down:

@@ -1,0 +1,54 @@
+"""Rows of the kernel report for products of activations with weights: no pool, and rows by tokens alone."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from pallas_kernels.common.report import Cost, Row
+from sharding.topologies import KINDS, topology
+
+Costs = Callable[[Any, int], tuple[Cost, int]]
+"""(shape, tokens) -> what a call costs, and the on-chip memory it plans with, in bytes."""
+
+
+@dataclass(frozen=True)
+class ProductReport:
+    """Reports of one operation. tokens: rows of activations by name of a batch. compile_layer: (shape, tokens, device,
+    backend) -> the compiled call. costs: by backend. fewest: (shape, tokens) -> what no kernel can undercut."""
+
+    op: str
+    shapes: Sequence[Any]
+    tokens: Mapping[str, int]
+    compile_layer: Callable[[Any, int, jax.Device, str], jax.stages.Compiled]
+    costs: Mapping[str, Costs]
+    fewest: Callable[[Any, int], Cost]
+
+    def specs(self) -> list[str]:
+        """Names of the shapes."""
+        return [spec.name for spec in self.shapes]
+
+    def rows(self, target: str, name: str) -> Iterator[Row]:
+        """A row a batch. target: of `sharding.topologies.topology`. name: of a shape."""
+        kind = KINDS[target.partition(":")[0]]
+        spec = next(spec for spec in self.shapes if spec.name == name)
+        backend = "tpu" if kind.platform == "tpu" else "gpu"
+        for batch, tokens in self.tokens.items():
+            start = time.perf_counter()
+            compiled = self.compile_layer(spec, tokens, topology(target)[0], backend)
+            seconds = time.perf_counter() - start
+            cost, scratch = self.costs[backend](spec, tokens)
+            yield Row(
+                op=self.op,
+                spec=name,
+                batch=batch,
+                target=kind.name,
+                compile_seconds=round(seconds, 1),
+                scratch_bytes=scratch,
+                temp_bytes=getattr(compiled.memory_analysis(), "temp_size_in_bytes", 0),
+                pool_bytes=0,
+                cost=cost,
+                fewest=self.fewest(spec, tokens),
+            )
