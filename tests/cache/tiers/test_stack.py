@@ -56,6 +56,33 @@ def test_a_block_on_its_way_is_waited_for():
     stack.close()
 
 
+class GatedDisk(DiskTier):
+    """A disk that is slow to take blocks."""
+
+    gate, asked = threading.Event(), threading.Event()
+
+    def put(self, blocks):
+        if blocks:
+            self.asked.set()
+            self.gate.wait(20)
+        return super().put(blocks)
+
+
+def test_a_block_between_two_tiers_is_found_and_waited_for(tmp_path):
+    """The host has given it up and the disk has not got it yet."""
+    stack = TierStack([HostTier(MODEL, 1 * SIZE), GatedDisk(tmp_path, MODEL, 10**9)])
+    submit(stack, 1)
+    stack.flush()
+    submit(stack, 2)
+    assert GatedDisk.asked.wait(20)
+    assert key_of(1) in stack
+    assert key_of(1) in stack.locate([key_of(1)])
+    threading.Timer(0.05, GatedDisk.gate.set).start()
+    data, tier = fetch(stack, 1)[0]
+    assert (data, tier.name) == (bytes_of(key_of(1)), "disk")
+    stack.close()
+
+
 def test_a_read_that_fails_loses_its_blocks_only():
     stack = TierStack([HostTier(MODEL, 100 * SIZE)])
 

@@ -42,6 +42,7 @@ class TierStack:
         self.tiers = list(tiers)
         self._fingerprint = self.tiers[0].fingerprint
         self._arriving: dict[BlockKey, threading.Event] = {}
+        self._moving: dict[BlockKey, threading.Event] = {}  # given up by a tier, not yet in the next one
         self._in_flight = 0
         self._dropped = 0
         self._seconds_per_byte: dict[str, float] = {}
@@ -51,7 +52,11 @@ class TierStack:
         self._thread.start()
 
     def __contains__(self, key: BlockKey) -> bool:
-        return key in self._arriving or any(key in tier for tier in self.tiers)
+        return self._coming(key) is not None or any(key in tier for tier in self.tiers)
+
+    def _coming(self, key: BlockKey) -> threading.Event | None:
+        """What is set once a block on its way is stored; None for others."""
+        return self._arriving.get(key) or self._moving.get(key)
 
     def is_at_hand(self, key: BlockKey) -> bool:
         """The block is in the first tier or on its way there, so that it need not be stored again."""
@@ -88,12 +93,13 @@ class TierStack:
 
     def locate(self, keys: Sequence[BlockKey]) -> dict[BlockKey, Tier]:
         """The first tier that has each key, or will have it shortly; keys that none has are left out."""
-        found = {key: self.tiers[0] for key in keys if key in self._arriving}
+        found = {key: self.tiers[0] for key in keys if self._coming(key)}
         for tier in self.tiers:
             left = [key for key in keys if key not in found]
             if left:
                 found |= dict.fromkeys(tier.lookup(left), tier)
-        return found
+        # What one tier gave up while it was asked, and the next one had not got when it was.
+        return found | {key: self.tiers[0] for key in keys if key not in found and self._coming(key)}
 
     def read(self, keys: Sequence[BlockKey], found: dict[BlockKey, Tier]) -> list[tuple[bytes, Tier] | None]:
         """Intact bytes of located blocks with the tier that had them, None for those that were lost.
@@ -101,9 +107,9 @@ class TierStack:
         Waits for blocks that are arriving. A block that moved on since it was located is looked for further down.
         """
         for key in keys:
-            arriving = self._arriving.get(key)
-            if arriving is not None:
-                arriving.wait()
+            coming = self._coming(key)
+            if coming is not None:
+                coming.wait()
         contents: dict[BlockKey, tuple[bytes, Tier]] = {}
         for tier in self.tiers:
             wanted = [key for key in keys if key not in contents and (found.get(key) is tier or key in tier)]
@@ -184,6 +190,7 @@ class TierStack:
                 for key in job.keys:
                     if self._arriving.get(key) is job.done:
                         del self._arriving[key]
+                self._moving.clear()
                 with self._lock:
                     self._in_flight -= job.num_bytes
                 job.done.set()
@@ -201,3 +208,4 @@ class TierStack:
                 spilled = [*blocks, *spilled]
             if spilled:
                 spilled = tier.put(spilled)
+                self._moving |= {block.key: job.done for block in spilled}
