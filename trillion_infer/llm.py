@@ -323,7 +323,9 @@ class LLM:
         params = sampling_params or SamplingParams()
         if params.n != 1:
             raise InvalidRequestError(f"stream gives one completion and n is {params.n}; use generate.", param="n")
-        return TextStream(self.generator, f"stream-{next(self._ids)}", prompt, params, session_id=session_id)
+        request_id = f"stream-{next(self._ids)}"
+        self.generator.add(request_id, prompt, params, session_id=session_id)
+        return TextStream(self.generator, request_id)
 
     def stream_chat(
         self,

@@ -1,5 +1,6 @@
 """One clear typed error each; other requests finish; no page leaks."""
 
+import gc
 import json
 
 import numpy as np
@@ -36,6 +37,15 @@ def test_prompts_are_checked_on_the_host_u07_u13(llm, prompt, message):
     with pytest.raises(InvalidRequestError, match=message):
         llm.generate([prompt] if isinstance(prompt, list) else prompt, greedy(2))
     assert tokens_of(llm.generate([5, 6], greedy(2)))
+    check_idle(llm)
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+def test_a_stream_that_is_refused_leaves_nothing_behind(llm):
+    """Not even an object whose end would fail."""
+    with pytest.raises(InvalidRequestError, match="holds 128"):
+        llm.stream([5, 128], greedy(2))
+    gc.collect()
     check_idle(llm)
 
 

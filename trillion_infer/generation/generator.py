@@ -157,12 +157,10 @@ class Generator:
 
 
 class TextStream:
-    """Text of one completion as it comes. `output` is the output so far, whole once the iterator has ended."""
+    """Text of a prompt's one completion as it comes, from `Generator.add` on. `output` is the output so far, whole once
+    the iterator has ended."""
 
-    def __init__(
-        self, generator: Generator, request_id: str, prompt: Prompt, params: SamplingParams, **options: object
-    ):
-        generator.add(request_id, prompt, params, **options)
+    def __init__(self, generator: Generator, request_id: str):
         self._generator, self.request_id = generator, request_id
         self._output: RequestOutput | None = None
         self._deltas = generator.follow(request_id)
