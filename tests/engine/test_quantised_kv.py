@@ -71,7 +71,7 @@ def test_a_mesh_equals_one_device(make_llm, name, mesh):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_pages_come_back_from_the_host_with_their_scales(make_llm, name):
-    cold = make_llm(name, **{**SMALL, "prefill_chunk": 64}, prefix_caching=False, kv_dtype="int8")
+    cold = make_llm(name, **SMALL, prefix_caching=False, kv_dtype="int8")
     prompts = prompts_of(9, [60] * 6)
     expected = [cold.generate(prompt, greedy(logprobs=0))[0] for prompt in prompts]
     memory = tight_memory(cold, pages=24 // len(cold.blueprint.layouts))

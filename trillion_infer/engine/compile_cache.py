@@ -1,9 +1,13 @@
 """XLA's persistent cache of compiled programs."""
 
+import threading
 from pathlib import Path
 
 import jax
 from jax.experimental.compilation_cache import compilation_cache
+
+COMPILER = "compile-program"
+"""How the names of the threads begin that compile an engine's programs."""
 
 
 def enable_compile_cache(folder: str) -> None:
@@ -20,10 +24,12 @@ def enable_compile_cache(folder: str) -> None:
 
 
 class FreshCompiles:
-    """While entered, XLA compiles anew. `cached`: programs that came from the cache all the same.
+    """While entered, XLA compiles anew. `cached`: programs of an engine that came from the cache all the same.
 
     What XLA's CPU runtime loaded from its cache it serialises without the functions in it ("Function … not found" when
-    that is loaded, in jaxlib 0.12), so only fresh programs may go into a bundle. The setting is the whole process's.
+    that is loaded, in jaxlib 0.12), so only fresh programs may go into a bundle. The setting is the whole process's:
+    small programs that other threads had begun to compile, such as those that make weights, may still be found and do
+    not count.
     """
 
     def __init__(self) -> None:
@@ -44,4 +50,5 @@ class FreshCompiles:
         compilation_cache.reset_cache()
 
     def _listen(self, event: str, **_: object) -> None:
-        self.cached += event == "/jax/compilation_cache/cache_hits"
+        ours = threading.current_thread().name.startswith(COMPILER)
+        self.cached += ours and event == "/jax/compilation_cache/cache_hits"

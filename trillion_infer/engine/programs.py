@@ -21,6 +21,7 @@ from sharding.rules import VOCAB_AXES
 from trillion_infer.distributed.calls import Recorder
 from trillion_infer.engine.batch import BatchLayout
 from trillion_infer.engine.buckets import Bucket, Buckets
+from trillion_infer.engine.compile_cache import COMPILER
 from trillion_infer.engine.state import TABLE_CHUNK, DeviceState, update_tables
 from trillion_infer.engine.step import SCORE_ROWS, make_accept, make_choose, make_forward, make_score
 from trillion_infer.layers.context import Ops
@@ -80,7 +81,7 @@ class ProgramSet:
         self._gather(self._compile, progress)
 
     def _gather(self, make: Callable[[str], Program | None], progress: Progress | None) -> None:
-        with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+        with ThreadPoolExecutor(min(4, os.cpu_count() or 1), COMPILER) as pool:
             for program in pool.map(make, self.missing()):
                 if program is not None:
                     self._add(program)
