@@ -2,7 +2,7 @@
 
 Run:    python scripts/train_drafter.py --model=MODEL --prompts=PROMPTS.jsonl --output=FOLDER
         python scripts/train_drafter.py --model=MODEL --prompts=PROMPTS.jsonl --output=FOLDER --heldout=OTHERS.jsonl \\
-            --steps=400 --rows=4 --length=160 --unroll=3 --drafted=8192
+            --steps=400 --rows=8 --length=144 --unroll=3 --drafted=4096
 Expect: a line every ten steps (loss, share of right tokens for each step of the unroll); in FOLDER answers.jsonl,
         metrics.jsonl, loss.png, checkpoints/ and head/, which --speculate=eagle3:FOLDER/head takes. With --heldout the
         mean acceptance length on prompts that were not trained on. Run again, it goes on where it was stopped.
@@ -36,6 +36,9 @@ LENGTH = flags.DEFINE_integer("length", _DEFAULTS.length, "Tokens of a conversat
 UNROLL = flags.DEFINE_integer("unroll", _DEFAULTS.unroll, "Steps of the training-time test.")
 DRAFTED = flags.DEFINE_integer("drafted", _DEFAULTS.drafted, "Size of the head's vocabulary.")
 RATE = flags.DEFINE_float("rate", _DEFAULTS.rate, "Peak learning rate.")
+FEATURES = flags.DEFINE_integer(
+    "features", _DEFAULTS.features, "Bytes of hidden states that may be kept in a file; 0: compute them each time.", 0
+)
 SAVE_EVERY = flags.DEFINE_integer("save_every", _DEFAULTS.save_every, "Updates a checkpoint.")
 HEAD_DTYPE = flags.DEFINE_enum("head_dtype", "float32", list(DTYPES), "Of the exported head.")
 llm_flags = define_llm_flags()
@@ -52,6 +55,7 @@ def main(_: list[str]) -> None:
         RATE.value,
         SAVE_EVERY.value,
         options["seed"],
+        FEATURES.value,
     )
     rows = read_conversations(Path(PROMPTS.value))
     heldout = read_conversations(Path(HELDOUT.value)) if HELDOUT.value else []
@@ -60,8 +64,9 @@ def main(_: list[str]) -> None:
         llm = LLM(**{**options, "progress": progress})
     params = SamplingParams(temperature=TEMPERATURE.value, max_tokens=ANSWER_TOKENS.value)
     examples = regenerate(llm, rows, params, folder / "answers.jsonl")
-    trainer = Trainer(llm, options["model"], examples, config, folder)
-    trainer.run(lambda row: print(json.dumps(row), flush=True) if row["step"] % 10 == 0 else None)
+    held = regenerate(llm, heldout, params, folder / "heldout_answers.jsonl")
+    trainer = Trainer(llm, options["model"], examples, config, folder, held)
+    trainer.run(lambda row: print(json.dumps(row), flush=True) if row["step"] % 10 == 0 or "heldout" in row else None)
     export_head(folder / "head", trainer.spec, trainer.weights, trainer.kept, HEAD_DTYPE.value)
     plot(folder)
     llm.close()

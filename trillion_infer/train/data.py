@@ -14,27 +14,32 @@ from trillion_infer.train.answers import Answered
 def batches(
     examples: Sequence[Answered], rows: int, length: int, seed: int, shard: int = 0, shards: int = 1
 ) -> grain.DatasetIterator:
-    """Endless batches {"tokens" [rows, length], "answers" [rows], "lengths" [rows]} of this shard's examples.
+    """Endless batches of this shard's examples: as `padded` gives them, each value with a first axis of `rows`.
 
     The iterator's get_state and set_state go on exactly where it stood. Raises ConfigError for too few examples.
     """
-    usable = [each for each in examples if len(each.prompt_ids) + 2 < length and len(each.answer_ids) > 2][
-        shard::shards
-    ]
-    if len(usable) < rows:
+    chosen = usable(examples, length, shard, shards)
+    if len(chosen) < rows:
         raise ConfigError(
-            f"{len(usable)} answered conversations shorter than {length} tokens fall to this process, fewer than the "
+            f"{len(chosen)} answered conversations shorter than {length} tokens fall to this process, fewer than the "
             f"{rows} rows of a batch; give more prompts, a larger length or a smaller batch."
         )
-    dataset = grain.MapDataset.source(usable).seed(seed).shuffle().repeat()
-    return iter(dataset.map(lambda each: _padded(each, length)).batch(rows, drop_remainder=True).to_iter_dataset())
+    made = [padded(each, length, number) for number, each in enumerate(chosen)]
+    dataset = grain.MapDataset.source(made).seed(seed).shuffle().repeat()
+    return iter(dataset.batch(rows, drop_remainder=True).to_iter_dataset())
 
 
-def _padded(example: Answered, length: int) -> dict[str, Any]:
+def usable(examples: Sequence[Answered], length: int, shard: int = 0, shards: int = 1) -> list[Answered]:
+    """This shard's examples whose prompt leaves room for some of an answer."""
+    return [e for e in examples if len(e.prompt_ids) + 2 < length and len(e.answer_ids) > 2][shard::shards]
+
+
+def padded(example: Answered, length: int, number: int) -> dict[str, Any]:
+    """tokens `[length]`, answers: where the answer begins, lengths: where it ends, index: the number given."""
     ids = example.ids[:length]
     tokens = np.zeros(length, np.int32)
     tokens[: len(ids)] = ids
-    numbers = {"answers": len(example.prompt_ids), "lengths": len(ids)}
+    numbers = {"answers": len(example.prompt_ids), "lengths": len(ids), "index": number}
     return {"tokens": tokens, **{name: np.int32(value) for name, value in numbers.items()}}
 
 

@@ -23,8 +23,9 @@ class TargetStates:
 
     def __init__(self, blueprint: Blueprint, params, aux_layers: tuple[int, ...], rows: int, length: int):
         mesh, config = blueprint.mesh, blueprint.config
-        self._params, self._shards, self._aux_layers = params, mesh.shape["data"], tuple(sorted(set(aux_layers)))
-        self._places = [self._aux_layers.index(layers) for layers in aux_layers]
+        self._params, self._shards, taken = params, mesh.shape["data"], tuple(sorted(set(aux_layers)))
+        self.aux_layers, self._places = aux_layers, [taken.index(layers) for layers in aux_layers]
+        self.dtype, self.width = jnp.dtype(blueprint.dtype), 4 * blueprint.model.config.width
         self._layout = BatchLayout(Bucket(rows * length, rows))
         self.rows, self.length = rows * self._shards, length
         size = blueprint.layouts[0].page_size
@@ -42,14 +43,14 @@ class TargetStates:
         ops = choose_ops(mesh, blueprint.dtype, config.attention, config.interpret)
         abstract = shape.abstract(mesh)
         forward = make_forward(
-            blueprint.model, mesh, self._layout.bucket, abstract, ops, blueprint.abstract_params(), self._aux_layers
+            blueprint.model, mesh, self._layout.bucket, abstract, ops, blueprint.abstract_params(), taken
         )
         packed = jax.ShapeDtypeStruct((self._shards, self._layout.size), jnp.int32, sharding=by_data)
         args = (blueprint.abstract_params(), abstract.pools, abstract.tables, abstract.sampler.last_token, packed)
         self._program = compile_program("target_states", forward, args, (1,))
 
     def __call__(self, tokens: Int[np.ndarray, "B T"]) -> tuple[Float[Array, "B T 3M"], Float[Array, "B T M"]]:
-        """The auxiliary states side by side and the final hidden states, float32."""
+        """The auxiliary states side by side and the final hidden states, in the target's type."""
         bucket = self._layout.bucket
         packed = np.zeros((self._shards, self._layout.size), np.int32)
         for out, rows in zip(packed, tokens.reshape(self._shards, bucket.sequences, self.length), strict=True):
@@ -65,4 +66,4 @@ class TargetStates:
         )
         shape = (self.rows, self.length, -1)
         joined = jnp.concatenate([aux[place] for place in self._places], axis=1)
-        return joined.reshape(shape).astype(jnp.float32), hidden.reshape(shape).astype(jnp.float32)
+        return joined.reshape(shape).astype(self.dtype), hidden.reshape(shape).astype(self.dtype)

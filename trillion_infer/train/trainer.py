@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,8 +19,9 @@ from trillion_infer.core.errors import ConfigError
 from trillion_infer.engine.engine import Engine
 from trillion_infer.llm import LLM
 from trillion_infer.train.answers import Answered
-from trillion_infer.train.data import batches, drafted_vocabulary
-from trillion_infer.train.head import Batch, unrolled
+from trillion_infer.train.data import batches, drafted_vocabulary, padded, usable
+from trillion_infer.train.features import Features
+from trillion_infer.train.head import Batch, Ends, unrolled
 from trillion_infer.train.start import first_weights, head_for
 from trillion_infer.train.target import TargetStates
 from trillion_infer.weights.checkpoint import open_checkpoint
@@ -31,7 +32,9 @@ METRICS = "metrics.jsonl"
 @dataclass(frozen=True)
 class TrainConfig:
     """steps: updates. rows, length: of a batch, tokens. unroll: steps of the training-time test. drafted: size of the
-    head's vocabulary. rate: peak learning rate, after a warm-up of a twentieth. save_every: updates a checkpoint."""
+    head's vocabulary. rate: peak learning rate, after a warm-up of a twentieth. save_every: updates a checkpoint.
+    features: bytes of the target's states that may be kept in a file; where they are more they are made again for each
+    batch."""
 
     steps: int = 400
     rows: int = 4
@@ -41,6 +44,7 @@ class TrainConfig:
     rate: float = 5e-4
     save_every: int = 50
     seed: int = 0
+    features: int = 2 * 2**30
 
     def __post_init__(self) -> None:
         for name in ("steps", "rows", "length", "unroll", "drafted", "save_every"):
@@ -63,7 +67,15 @@ class Trainer:
     A folder with a checkpoint is gone on with: the same losses follow as if the first run had not ended.
     """
 
-    def __init__(self, llm: LLM, model: str, examples: Sequence[Answered], config: TrainConfig, folder: Path):
+    def __init__(
+        self,
+        llm: LLM,
+        model: str,
+        examples: Sequence[Answered],
+        config: TrainConfig,
+        folder: Path,
+        heldout: Sequence[Answered] = (),
+    ):
         if not isinstance(llm.engine, Engine):
             raise ConfigError("disaggregate is given, and training runs on one mesh; leave it out.")
         self.config, self.folder = config, folder
@@ -76,12 +88,11 @@ class Trainer:
             raise ConfigError(f"rows is {config.rows}, which {shards} data shards do not divide; choose a multiple.")
         params = llm.engine.params
         self._target = TargetStates(llm.blueprint, params, self.spec.aux_layers, config.rows // shards, config.length)
-        self._embedding = params["embed.table"]
         head = params["embed.table" if target.tied else "head.table"]
-        self._output = jnp.asarray(head)[self.kept].astype(jnp.float32)
-        ids = np.full(target.vocab, -1, np.int32)
-        ids[self.kept] = np.arange(len(self.kept))
-        self._ids = jnp.asarray(ids)
+        places = np.full(target.vocab, -1, np.int32)
+        places[self.kept] = np.arange(len(self.kept))
+        output = jnp.asarray(head)[self.kept].astype(jnp.float32)
+        self.ends = Ends(params["embed.table"], output, jnp.asarray(places))
         names, checkpoint = llm.blueprint.family.names, open_checkpoint(model)
         weights = first_weights(self.spec, target, checkpoint, names, self.kept, config.seed)
         self._optimiser = optax.chain(
@@ -92,7 +103,15 @@ class Trainer:
         self._data = batches(
             examples, config.rows, config.length, config.seed, jax.process_index(), jax.process_count()
         )
-        self._update = jax.jit(partial(_update, spec=self.spec, config=config, optimiser=self._optimiser))
+        shard = jax.process_index(), jax.process_count()
+        chosen, held = usable(examples, config.length, *shard), usable(heldout, config.length)
+        self._features = self._features_of(chosen, model, f"features.{shard[0]}.bin")
+        self._heldout = [padded(each, config.length, number) for number, each in enumerate(held)]
+        self._heldout_features = self._features_of(held, model, "heldout.bin") if held else None
+        window = max(min(len(each.ids), config.length) - len(each.prompt_ids) for each in (*chosen, *held))
+        step = partial(_update, spec=self.spec, config=config, optimiser=self._optimiser, window=window)
+        self._update = jax.jit(step, donate_argnums=(0, 1))
+        self._try = jax.jit(partial(unrolled, spec=self.spec, steps=config.unroll, window=window))
         options = ocp.CheckpointManagerOptions(max_to_keep=2)
         self._manager = ocp.CheckpointManager((folder / "checkpoints").absolute(), options=options)
         self.step = self._resume()
@@ -103,29 +122,49 @@ class Trainer:
             while self.step < self.config.steps:
                 begun = time.perf_counter()
                 row = {"step": self.step + 1, **self._one()}
+                saves = (self.step + 1) % self.config.save_every == 0 or self.step + 1 == self.config.steps
+                if saves and self._heldout:
+                    row["heldout"] = self._measure()
                 row["seconds"] = round(time.perf_counter() - begun, 3)
                 file.write(json.dumps(row) + "\n")
                 file.flush()
                 self.step += 1
                 tell(row)
-                if self.step % self.config.save_every == 0 or self.step == self.config.steps:
+                if saves:
                     self._save()
         self._manager.wait_until_finished()
 
     def batch(self, rows: dict[str, np.ndarray]) -> Batch:
-        """What a head is trained with: the target's states and distributions for these tokens."""
-        tokens = np.asarray(rows["tokens"])
-        aux, hidden = self._target(tokens)
-        wanted = jax.nn.softmax(hidden @ self._output.T)
-        labels = self._ids[jnp.roll(jnp.asarray(tokens), -1, axis=1)]
-        return Batch(
-            jnp.asarray(tokens), aux, wanted, labels, jnp.asarray(rows["answers"]), jnp.asarray(rows["lengths"])
-        )
+        """What a head is trained with: these tokens and the target's states of them, computed now."""
+        return _batch(rows, self._target(np.asarray(rows["tokens"])))
 
     def _one(self) -> dict[str, Any]:
-        batch = self.batch(next(self._data))
-        self.weights, self._state, loss, right = self._update(self.weights, self._state, self._embedding, batch)
-        return {"loss": float(loss), "right": [round(float(x), 4) for x in right]}
+        rows = next(self._data)
+        batch = _batch(rows, self._features(rows["index"]))
+        self.weights, self._state, loss, drafted = self._update(self.weights, self._state, self.ends, batch)
+        right = [round(float(x), 4) for x in drafted.right]
+        return {"loss": float(loss), "right": right, "length": round(float(drafted.length), 4)}
+
+    def _measure(self) -> dict[str, Any]:
+        """Means over the batches of held-out conversations; the last is filled up with the first ones."""
+        assert self._heldout_features is not None
+        count, rows = len(self._heldout), self.config.rows
+        right, lengths = [], []
+        for start in range(0, count, rows):
+            chosen = [self._heldout[i % count] for i in range(start, start + rows)]
+            made = {name: np.stack([each[name] for each in chosen]) for name in chosen[0]}
+            batch = _batch(made, self._heldout_features(made["index"]))
+            _, drafted = self._try(self.weights, ends=self.ends, batch=batch)
+            right.append(drafted.right)
+            lengths.append(drafted.length)
+        shares = np.mean(np.asarray(right), axis=0)
+        return {"right": [round(float(x), 4) for x in shares], "length": round(float(np.mean(lengths)), 4)}
+
+    def _features_of(self, examples: Sequence[Answered], model: str, name: str) -> Features:
+        tokens = np.zeros((len(examples), self.config.length), np.int32)
+        for row, each in zip(tokens, examples, strict=True):
+            row[:] = padded(each, self.config.length, 0)["tokens"]
+        return Features(self._target, model, tokens, self.folder / name, self.config.features)
 
     def _save(self) -> None:
         kept = {"weights": self.weights, "optimiser": self._state}
@@ -152,22 +191,28 @@ class Trainer:
         return step
 
 
-def _update(weights, state, embedding, batch: Batch, *, spec: Eagle3Spec, config: TrainConfig, optimiser):
-    def loss_of(weights):
-        return unrolled(weights, spec, embedding, batch, config.unroll)
+def _batch(rows: Mapping[str, np.ndarray], states: tuple[Any, Any]) -> Batch:
+    tokens, answers, lengths = (jnp.asarray(rows[name]) for name in ("tokens", "answers", "lengths"))
+    return Batch(tokens, *states, answers, lengths)
 
-    (loss, right), gradients = jax.value_and_grad(loss_of, has_aux=True)(weights)
+
+def _update(weights, state, ends: Ends, batch: Batch, *, spec: Eagle3Spec, config: TrainConfig, optimiser, window: int):
+    def loss_of(weights):
+        return unrolled(weights, spec, ends, batch, config.unroll, window)
+
+    (loss, drafted), gradients = jax.value_and_grad(loss_of, has_aux=True)(weights)
     updates, state = optimiser.update(gradients, state, weights)
-    return optax.apply_updates(weights, updates), state, loss, right
+    return optax.apply_updates(weights, updates), state, loss, drafted
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """Lines of the metrics file: step, loss, right (share of right tokens a step of the unroll), seconds."""
+    """Lines of the metrics file: step, loss, right (share of right tokens a step of the unroll), length (mean tokens
+    that a verification would give), seconds, and with each checkpoint right and length on held-out conversations."""
     return [json.loads(line) for line in (folder / METRICS).read_text(encoding="utf-8").splitlines()]
 
 
 def plot(folder: Path) -> Path:
-    """loss.png: the loss, and the share of right first and further tokens, over the steps."""
+    """loss.png: over the steps the loss, and the mean acceptance length of training and of held-out batches."""
     from matplotlib.figure import Figure
 
     rows = read_metrics(folder)
@@ -176,9 +221,10 @@ def plot(folder: Path) -> Path:
     steps = [row["step"] for row in rows]
     left.plot(steps, [row["loss"] for row in rows])
     left.set(xlabel="step", ylabel="loss")
-    for j in range(len(rows[0]["right"])):
-        right.plot(steps, [row["right"][j] for row in rows], label=f"token {j + 1}")
-    right.set(xlabel="step", ylabel="share right")
+    right.plot(steps, [row["length"] for row in rows], label="training batch")
+    held = [row for row in rows if "heldout" in row]
+    right.plot([row["step"] for row in held], [row["heldout"]["length"] for row in held], "o-", label="held out")
+    right.set(xlabel="step", ylabel=f"tokens a verification, k = {len(rows[0]['right'])}")
     right.legend()
     figure.savefig(folder / "loss.png")
     return folder / "loss.png"

@@ -1,0 +1,65 @@
+"""The target's states of the examples: computed once and kept in a file where they fit, or computed at each use."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from trillion_infer.train.target import TargetStates
+
+
+class Features:
+    """States `[N, T, 3M + M]` of examples, auxiliary ones before the final ones, in the target's own type.
+
+    tokens: `[N, T]`. path: the file they are kept in, N * T * 4M values, if that is at most `limit` bytes; a whole file
+    of the same target and tokens is read instead of being made. Kept or not, the values are the same but for what the
+    neighbours in a batch change in the last bit.
+    """
+
+    def __init__(self, target: TargetStates, name: str, tokens: Int[np.ndarray, "N T"], path: Path, limit: int):
+        self._target, self._tokens = target, tokens
+        self._shape = (*tokens.shape, target.width)
+        size = int(np.prod(self._shape)) * target.dtype.itemsize
+        self._kept = self._open(path, name) if size <= limit else None
+
+    @property
+    def stored(self) -> bool:
+        """Whether they are in the file."""
+        return self._kept is not None
+
+    def __call__(self, indices: Int[np.ndarray, "B"]) -> tuple[Float[Array, "B T 3M"], Float[Array, "B T M"]]:
+        """States of some examples, as many as the target takes at once."""
+        if self._kept is None:
+            return self._target(self._tokens[indices])
+        return self._split(np.asarray(self._kept[indices]))
+
+    def _open(self, path: Path, name: str) -> np.memmap:
+        mark = path.with_suffix(".json")
+        about = {
+            "target": name,
+            "shape": list(self._shape),
+            "dtype": str(self._target.dtype),
+            "aux_layers": list(self._target.aux_layers),
+            "tokens": hashlib.sha256(self._tokens.tobytes()).hexdigest(),
+        }
+        if mark.exists() and json.loads(mark.read_text(encoding="utf-8")) == about and path.exists():
+            return np.memmap(path, self._target.dtype, "r", shape=self._shape)
+        mark.unlink(missing_ok=True)
+        kept = np.memmap(path, self._target.dtype, "w+", shape=self._shape)
+        rows = self._target.rows
+        for start in range(0, len(self._tokens), rows):
+            part = self._tokens[start : start + rows]
+            padded = np.zeros((rows, part.shape[1]), np.int32)
+            padded[: len(part)] = part
+            aux, hidden = self._target(padded)
+            kept[start : start + rows] = np.concatenate([aux, hidden], axis=-1)[: len(part)]
+        kept.flush()
+        mark.write_text(json.dumps(about), encoding="utf-8")
+        return kept
+
+    def _split(self, states: np.ndarray) -> tuple[jax.Array, jax.Array]:
+        width = states.shape[-1] // 4 * 3
+        return jax.numpy.asarray(states[..., :width]), jax.numpy.asarray(states[..., width:])
