@@ -10,6 +10,7 @@ Expect: a table of programs (seconds, temporaries, FLOP, bytes moved) and a line
 import json
 import os
 import sys
+import time
 from dataclasses import replace
 
 from absl import app, flags
@@ -27,6 +28,11 @@ CONFIG = flags.DEFINE_string(
     "config", None, "Name of a deployment in configs/, or a path to such a file.", required=True
 )
 TOPOLOGY = flags.DEFINE_string("topology", None, "Devices, e.g. v5p:2x2x2 or h100:8; default: the deployment's own.")
+MESH = flags.DEFINE_string(
+    "mesh",
+    None,
+    "Mesh in place of the deployment's, e.g. expert=16; default: its own, grown to the topology's devices.",
+)
 LARGEST = flags.DEFINE_bool(
     "largest", False, "Compile the largest step and its sampler only: the memory figures in a fraction of the time."
 )
@@ -63,8 +69,15 @@ def show(report: CompileReport) -> None:
         print(f"bundle: {len(report.programs)} programs, {report.bundle_bytes / 1e6:.1f} MB in {BUNDLE.value}")
 
 
-def tell(name: str, done: int, total: int) -> None:
-    print(f"compile.py: {done}/{total} {name}", file=sys.stderr, flush=True)
+class Progress:
+    """A line on standard error as each program begins, with the seconds since the start."""
+
+    def __init__(self) -> None:
+        self._start = time.monotonic()
+
+    def __call__(self, name: str, done: int, total: int) -> None:
+        seconds = time.monotonic() - self._start
+        print(f"compile.py: {done}/{total} {name} ({seconds:.0f} s)", file=sys.stderr, flush=True)
 
 
 def main(argv: list[str]) -> None:
@@ -76,7 +89,7 @@ def main(argv: list[str]) -> None:
             deployment = replace(deployment, options={**deployment.options, "quantize": QUANTIZE.value})
         if SPECULATE.value:
             deployment = replace(deployment, options={**deployment.options, "speculate": SPECULATE.value})
-        report = compile_deployment(deployment, TOPOLOGY.value, tell, LARGEST.value, BUNDLE.value)
+        report = compile_deployment(deployment, TOPOLOGY.value, MESH.value, Progress(), LARGEST.value, BUNDLE.value)
     except TrillionInferError as error:
         sys.exit(f"compile.py: {error}")
     for note in report.notes:

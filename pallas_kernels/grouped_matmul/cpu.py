@@ -31,12 +31,14 @@ def project(
     tile: int,
     layer: Int[Array, ""] | None,
     activation: str | None,
+    columns: None = None,
+    *,
     interpret: bool,
 ) -> Float[Array, "N F"]:
     """Rows times the weight of their group; with an activation, gate and up halves `[L, E, 2, F, M]` combined."""
     from pallas_kernels import cpu_native
 
-    del tile, interpret
+    del tile, columns, interpret
     if layer is None:
         weight, bias = jax.tree.map(lambda leaf: leaf[None], (weight, bias))
         layer = jnp.int32(0)

@@ -4,8 +4,10 @@ import functools
 from collections.abc import Callable
 
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.grouped_matmul import slices
 from pallas_kernels.grouped_matmul.routing import block_rows, inverse, is_local, route
 from pallas_kernels.quantised_matmul import tiles
 from pallas_kernels.quantised_matmul.formats import QuantisedTensor
@@ -49,25 +51,43 @@ def grouped_ffn(
     most_tile: int,
     split: bool,
 ) -> Float[Array, "T M"]:
-    """See `api.grouped_ffn`. Gate, up and activation are one call of the kernel, down another."""
+    """See `api.grouped_ffn`. Gate, up and activation are one call of the kernel, down another, each in slices."""
     (tokens, choices), experts = expert_ids.shape, down.shape[-3]
     routing = route(expert_ids, experts, expert_offset)
     rows = tokens * choices
     tile = block_rows(rows, experts, LEAST_TILE, most_tile)
-    padding = (0, -rows % tile)
     scores = expert_weights.astype(jnp.float32).reshape(-1)
-    inputs = tiles.split_planes(x, _planes(gate_up, split))[:, jnp.pad(routing.token, padding)]
-    if scores_on_input:
-        by_row = jnp.pad(scores[routing.order], padding)
-        inputs = (inputs.astype(jnp.float32) * by_row[:, None]).astype(x.dtype)
-    hidden = project(inputs, gate_up, gate_up_bias, routing.group_sizes, tile, layer, activation)
+    planes = tiles.split_planes(x, _planes(gate_up, split))
+    at_once = slices.rows_at_once(rows, x.shape[1] * x.dtype.itemsize, tile) if split else -(-rows // tile) * tile
+    padding = (0, -rows % at_once)
+    token, by_row = jnp.pad(routing.token, padding), jnp.pad(scores[routing.order], padding)
+
+    def enter(first, sizes):
+        inputs = planes[:, lax.dynamic_slice(token, (first,), (at_once,))]
+        if scores_on_input:
+            factor = lax.dynamic_slice(by_row, (first,), (at_once,))
+            inputs = (inputs.astype(jnp.float32) * factor[:, None]).astype(x.dtype)
+        return project(inputs, gate_up, gate_up_bias, sizes, tile, layer, activation)
+
+    read = (planes, gate_up, gate_up_bias, token, by_row, layer)
+    hidden = slices.by_rows(enter, routing.group_sizes, rows, at_once, down.shape[-1], x, read)
     hidden = tiles.split_planes(hidden, _planes(down, split))
-    y = project(hidden, down, down_bias, routing.group_sizes, tile, layer, None)
+    place = inverse(routing.order)
     here = is_local(expert_ids.astype(jnp.int32) - jnp.asarray(expert_offset, jnp.int32), experts)
-    parts = y[inverse(routing.order)].reshape(tokens, choices, -1).astype(jnp.float32)
-    factor = jnp.ones_like(scores) if scores_on_input else scores
-    parts = jnp.where(here[..., None], parts * factor.reshape(tokens, choices, 1), 0)
-    return parts.sum(axis=1).astype(x.dtype)
+    factor = (jnp.ones_like(scores) if scores_on_input else scores).reshape(tokens, choices, 1)
+
+    def leave(columns):
+        """These columns of every token: (first, how many), or None for all."""
+        y = project(hidden, down, down_bias, routing.group_sizes, tile, layer, None, columns)
+        parts = y[place].reshape(tokens, choices, -1).astype(jnp.float32)
+        return jnp.where(here[..., None], parts * factor, 0).sum(axis=1).astype(x.dtype)
+
+    width = down.shape[-2]
+    few = slices.columns_at_once(rows, width, x.dtype.itemsize) if split else width
+    if few == width:
+        return leave(None)
+    read = (hidden, down, down_bias, routing.group_sizes, place, here, factor, layer)
+    return slices.by_columns(lambda first: leave((first, few)), tokens, width, few, x, read)
 
 
 def _planes(weight: Array | QuantisedTensor, split: bool) -> int:
@@ -77,7 +97,8 @@ def _planes(weight: Array | QuantisedTensor, split: bool) -> int:
 def with_kernel(project: Callable[..., Array], most_tile: int, interpret, split: bool) -> tuple[Callable, Callable]:
     """`grouped_matmul` and `grouped_ffn` on a platform's kernel.
 
-    `most_tile` is the most rows of a tile; `split`, whether the kernel takes activations split into planes.
+    `most_tile` is the most rows of a tile; `split`, whether the kernel takes activations split into planes,
+    and slices of columns.
     """
     kernel = functools.partial(project, interpret=interpret)
     return (

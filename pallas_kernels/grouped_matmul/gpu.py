@@ -31,11 +31,13 @@ def project(
     tile: int,
     layer: Int[Array, ""] | None,
     activation: str | None,
+    columns: tuple[Int[Array, ""], int] | None = None,
+    *,
     interpret: bool,
 ) -> Float[Array, "N F"]:
     """Rows times the weight of their group; with an activation, gate and up halves `[L, E, 2, F, M]` combined.
 
-    Rows of no group are left as they were.
+    Rows of no group are left as they were. columns: the first and the number of those wanted; None: all.
     """
     layer = jnp.int32(0) if layer is None else layer
     rows, experts = x.shape[1], group_sizes.shape[0]
@@ -43,7 +45,8 @@ def project(
     blocks = split_groups(group_sizes, rows, tile)
     arrays = gpu_tiles.flatten(weight)
     extra = () if bias is None else (bias.reshape(-1),)
-    meta = jnp.stack([layer, blocks.count]).astype(jnp.int32)
+    start, width = columns or (jnp.int32(0), form.rows)
+    meta = jnp.stack([layer, blocks.count, start]).astype(jnp.int32)
     operands = vary_together(meta, blocks.group, blocks.start, blocks.size, x.reshape(-1, form.words), *arrays, *extra)
     return pl.pallas_call(
         functools.partial(
@@ -54,8 +57,8 @@ def project(
             activation=activation,
             has_bias=bias is not None,
         ),
-        out_shape=result_like((rows, form.rows), x.dtype, *operands),
-        grid=(blocks.group.shape[0], pl.cdiv(form.rows, OUT_TILE)),
+        out_shape=result_like((rows, width), x.dtype, *operands),
+        grid=(blocks.group.shape[0], pl.cdiv(width, OUT_TILE)),
         compiler_params=plgpu.CompilerParams(num_warps=4, num_stages=STAGES),
         interpret=interpret,
         name=f"grouped_matmul_{form.format or 'plain'}_{activation or 'plain'}",
@@ -66,7 +69,8 @@ def _kernel(meta, group, start, size, x, *refs, weight, tile, experts, activatio
     *refs, y = refs
     bias = refs.pop() if has_bias else None
     block = pl.program_id(0)
-    feature = pl.program_id(1) * OUT_TILE + jnp.arange(OUT_TILE, dtype=jnp.int32)
+    column = pl.program_id(1) * OUT_TILE + jnp.arange(OUT_TILE, dtype=jnp.int32)
+    feature = meta[2] + column
     in_row = feature < weight.rows
     halves = 1 if activation is None else 2
 
@@ -84,5 +88,5 @@ def _kernel(meta, group, start, size, x, *refs, weight, tile, experts, activatio
             return y + added.astype(jnp.float32)[None, :]
 
         value = half(0) if activation is None else ACTIVATIONS[activation](half(0), half(1))
-        place = gpu_tiles.grid(row, feature)
+        place = gpu_tiles.grid(row, column)
         plgpu.store(y.at[place], value.astype(y.dtype), mask=gpu_tiles.both(real, in_row))

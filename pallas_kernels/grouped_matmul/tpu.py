@@ -6,6 +6,7 @@ that several experts share stays in VMEM while they fill in their rows one after
 """
 
 import functools
+import math
 from typing import Any
 
 import jax
@@ -40,11 +41,14 @@ def project(
     tile: int,
     layer: Int[Array, ""] | None,
     activation: str | None,
+    columns: tuple[Int[Array, ""], int] | None = None,
+    *,
     interpret,
 ) -> Float[Array, "N F"]:
     """Rows times the weight of their group; with an activation, gate and up halves `[L, E, 2, F, M]` combined.
 
-    Rows of tiles without a visit are left as they were. `tile` divides N.
+    Rows of tiles without a visit are left as they were. `tile` divides N. columns: the first and the number of those
+    wanted, which is a multiple of 128 and divides the first; None: all.
     """
     if layer is None:
         weight, bias = jax.tree.map(lambda leaf: leaf[None], (weight, bias))
@@ -55,6 +59,9 @@ def project(
     format, group = (weight.format, weight.group) if quantised else (None, 0)
     (planes, rows, _), (n_out, n_in) = x.shape, weight.shape[-2:]
     f_tile = row_tile(n_out, n_in, packed.dtype.itemsize if format is None else 1, quantised)
+    start, width = columns or (jnp.int32(0), n_out)
+    if columns is not None:
+        f_tile = math.gcd(f_tile, width)
     visits = visit_tiles(group_sizes, rows, tile)
     halves = () if activation is None else (2,)
     zeros = (0,) * len(halves)
@@ -65,16 +72,21 @@ def project(
         shape = (None, None, *halves, *((width, f_tile) if turned else (f_tile, width)))
         return pl.BlockSpec(
             shape,
-            lambda f, v, layer, group, *_: (layer[0], group[v], *zeros, *((0, f) if turned else (f, 0))),
+            lambda f, v, layer, first, group, *_: (
+                layer[0],
+                group[v],
+                *zeros,
+                *((0, first[0] + f) if turned else (first[0] + f, 0)),
+            ),
         )
 
     def of_features(leaf):
         """One value for each output feature; all experts where there is no other axis to fill a block."""
         if halves:
-            return pl.BlockSpec((None, 2, f_tile), lambda f, v, layer, group, *_: (group[v], 0, f))
-        return pl.BlockSpec((leaf.shape[0], f_tile), lambda f, v, *_: (0, f))
+            return pl.BlockSpec((None, 2, f_tile), lambda f, v, layer, first, group, *_: (group[v], 0, first[0] + f))
+        return pl.BlockSpec((leaf.shape[0], f_tile), lambda f, v, layer, first, *_: (0, first[0] + f))
 
-    rows_spec = pl.BlockSpec((planes, tile, x.shape[2]), lambda f, v, layer, group, tile, *_: (0, tile[v], 0))
+    rows_spec = pl.BlockSpec((planes, tile, x.shape[2]), lambda f, v, layer, first, group, tile, *_: (0, tile[v], 0))
     operands, specs = [x, as_read(format, packed)], [rows_spec, of_rows(packed)]
     if format in ROW_SCALED:
         operands.append(_one_layer(scale, layer))
@@ -82,7 +94,7 @@ def project(
     elif format == "fp8":
         shape = (None, None, *halves, *scale.shape[-2:])
         operands.append(scale)
-        specs.append(pl.BlockSpec(shape, lambda f, v, layer, group, *_: (layer[0], group[v], *zeros, 0, 0)))
+        specs.append(pl.BlockSpec(shape, lambda f, v, layer, first, group, *_: (layer[0], group[v], *zeros, 0, 0)))
     elif quantised:
         operands.append(as_read(format, scale))
         specs.append(of_rows(scale))
@@ -96,7 +108,7 @@ def project(
         packed_swapped=reads_swapped(format, packed),
         scale_swapped=quantised and reads_swapped(format, scale),
     )
-    operands = vary_together(layer[None], *visits, *operands)
+    operands = vary_together(layer[None], (start // f_tile)[None], *visits, *operands)
     return pl.pallas_call(
         functools.partial(
             _kernel,
@@ -106,12 +118,12 @@ def project(
             scale_by_feature=format in ROW_SCALED,
             has_bias=bias is not None,
         ),
-        out_shape=result_like((rows, n_out), x.dtype, *operands),
+        out_shape=result_like((rows, width), x.dtype, *operands),
         grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=5,
-            grid=(pl.cdiv(n_out, f_tile), visits.group.shape[0]),
+            num_scalar_prefetch=6,
+            grid=(pl.cdiv(width, f_tile), visits.group.shape[0]),
             in_specs=specs,
-            out_specs=pl.BlockSpec((tile, f_tile), lambda f, v, layer, group, tile, *_: (tile[v], f)),
+            out_specs=pl.BlockSpec((tile, f_tile), lambda f, v, layer, first, group, tile, *_: (tile[v], f)),
         ),
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=VMEM_LIMIT
@@ -127,6 +139,7 @@ def _one_layer(leaf: Array, layer: Int[Array, ""]) -> Float[Array, "..."]:
 
 def _kernel(
     layer_ref,
+    first_ref,
     group_ref,
     tile_ref,
     low_ref,
@@ -146,7 +159,7 @@ def _kernel(
     bias_ref: Any = extra[-1] if has_bias else None
     visit = pl.program_id(1)
     expert, low, high = group_ref[visit], low_ref[visit], high_ref[visit]
-    first_row = pl.program_id(0) * y_ref.shape[1]
+    first_row = (first_ref[0] + pl.program_id(0)) * y_ref.shape[1]
     new_tile = (visit == 0) | (tile_ref[visit] != tile_ref[jnp.maximum(visit - 1, 0)])
 
     def features(ref, half):

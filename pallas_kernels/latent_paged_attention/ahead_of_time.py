@@ -67,10 +67,3 @@ def compile_layers(
         pool, spec.scales(pages), q_latent, q_rope, latent, k_rope, index, *lengths
     )
     return lowered.compile(), pool
-
-
-def pool_copies(compiled: jax.stages.Compiled, pool: jax.ShapeDtypeStruct) -> list[str]:
-    """Lines of the compiled program that copy an array of the shape of the pool."""
-    shape = f"[{','.join(map(str, pool.shape))}]"
-    lines = (compiled.as_text() or "").splitlines()
-    return [line for line in lines if shape in line and (" copy(" in line or "copy-start(" in line)]

@@ -4,8 +4,9 @@ import time
 from collections.abc import Iterator
 from math import prod
 
+from pallas_kernels.common.pool_copies import pool_copies
 from pallas_kernels.common.report import Row
-from pallas_kernels.latent_paged_attention.ahead_of_time import DECODE, PREFILL, compile_layers, pool_copies
+from pallas_kernels.latent_paged_attention.ahead_of_time import DECODE, PREFILL, compile_layers
 from pallas_kernels.latent_paged_attention.arg_specs import SPECS
 from pallas_kernels.latent_paged_attention.blocks import gpu_blocks, tpu_blocks
 from pallas_kernels.latent_paged_attention.cost import fewest, gpu_cost, shape_of, tpu_cost
@@ -27,7 +28,7 @@ def rows(target: str, name: str) -> Iterator[Row]:
       target: of `sharding.topologies.topology`. name: of a shape.
 
     Raises:
-      RuntimeError: the compiled program holds a copy of the pool (on TPU, more than one of an 8-bit pool).
+      RuntimeError: the compiled program holds a copy of the pool.
     """
     kind = KINDS[target.partition(":")[0]]
     spec = next(spec for spec in SPECS if spec.name == name)
@@ -38,8 +39,7 @@ def rows(target: str, name: str) -> Iterator[Row]:
         start = time.perf_counter()
         compiled, pool = compile_layers(spec, batch, device, backend)
         seconds = time.perf_counter() - start
-        copies = pool_copies(compiled, pool)
-        if len(copies) > (backend == "tpu" and pool.dtype.itemsize == 1):  # relaid once a program, in place
+        if copies := pool_copies(compiled.as_text() or "", [pool.shape]):
             raise RuntimeError(f"{OP} {name} on {target} copies its pool: {copies[0].strip()}")
         lens = [(CACHED - 1, 1)] * 64 if batch is DECODE else [(CACHED - 512, 512)]
         if backend == "tpu":

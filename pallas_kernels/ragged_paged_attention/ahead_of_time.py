@@ -1,7 +1,6 @@
 """Compiles the operation for a device that is not here, in a scan over the layers of a pool, as models do."""
 
 from dataclasses import dataclass
-from math import prod
 
 import jax
 import jax.numpy as jnp
@@ -80,11 +79,3 @@ def compile_layers(
         .compile()
     )
     return compiled, pool
-
-
-def pool_copies(compiled: jax.stages.Compiled, pool: jax.ShapeDtypeStruct) -> list[str]:
-    """Lines of the compiled program that copy an array of the size of the pool."""
-    shape = ",".join(map(str, pool.shape))
-    flat = str(prod(pool.shape[:-1]))
-    lines = [line for line in (compiled.as_text() or "").splitlines() if " copy(" in line or "copy-start(" in line]
-    return [line for line in lines if f"[{shape}]" in line or f"[{flat}," in line]

@@ -4,8 +4,9 @@ import time
 from collections.abc import Iterator
 from math import prod
 
+from pallas_kernels.common.pool_copies import pool_copies
 from pallas_kernels.common.report import Row
-from pallas_kernels.ragged_paged_attention.ahead_of_time import DECODE, PREFILL, compile_layers, pool_copies
+from pallas_kernels.ragged_paged_attention.ahead_of_time import DECODE, PREFILL, compile_layers
 from pallas_kernels.ragged_paged_attention.arg_specs import SPECS, ArgSpec
 from pallas_kernels.ragged_paged_attention.bench import shape_of
 from pallas_kernels.ragged_paged_attention.blocks import gpu_blocks, tpu_blocks
@@ -38,7 +39,7 @@ def rows(target: str, name: str) -> Iterator[Row]:
         start = time.perf_counter()
         compiled, pool = compile_layers(spec, batch, device, backend)
         seconds = time.perf_counter() - start
-        if copies := pool_copies(compiled, pool):
+        if copies := pool_copies(compiled.as_text() or "", [pool.shape]):
             raise RuntimeError(f"{OP} {name} on {target} copies its pool: {copies[0].strip()}")
         room = min(spec.max_len, CACHED)
         lens = [(room - 1, 1)] * 64 if batch is DECODE else [(room - 512, 512)]

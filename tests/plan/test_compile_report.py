@@ -5,12 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from pallas_kernels.common.pool_copies import pool_copies
 from trillion_infer.config.deployment import Deployment, deployment_names, find_deployment
 from trillion_infer.core.errors import ConfigError, OutOfMemoryError
 from trillion_infer.engine.buckets import Bucket
 from trillion_infer.models import read_family
-from trillion_infer.plan.compile_report import CompileReport, compile_deployment, described_packing, plan_deployment
+from trillion_infer.plan.compile_report import CompileReport, compile_deployment
 from trillion_infer.plan.cost import step_cost
+from trillion_infer.plan.placement import described_packing, plan_deployment
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 NAMES = [name for name in deployment_names() if find_deployment(name).hf_config is not None]
@@ -95,7 +97,23 @@ def test_a_step_costs_what_its_active_weights_cost():
 @pytest.mark.aot
 def test_a_mesh_larger_than_the_topology_is_refused():
     with pytest.raises(ConfigError, match="needs 8 devices; there are 4"):
-        plan_deployment(find_deployment("llama3_70b_v6e_8"), "v6e:2x2")
+        plan_deployment(find_deployment("llama3_70b_v6e_8"), "v6e:2x2", "tensor=8")
+
+
+@pytest.mark.aot
+def test_another_topology_is_taken_whole_or_refused_with_what_would_do():
+    kimi = find_deployment("kimi_k2_5_v5p_8")
+    assert plan_deployment(kimi, "v5p:2x2x4")[0].mesh.shape["expert"] == 16
+    with pytest.raises(OutOfMemoryError, match=r"138\.\d+ GiB on each device.* need at least 37 v5e, 6 v5p"):
+        plan_deployment(kimi, "v5p:2x2x1")
+    with pytest.raises(ConfigError, match=r"v5p:2x2x1 has 4 devices, of which .* cannot take all"):
+        plan_deployment(dataclasses.replace(kimi, options={"mesh": "expert=5,data=3"}), "v5p:2x2x1")
+
+
+@pytest.mark.aot
+def test_an_axis_that_does_not_divide_says_what_would():
+    with pytest.raises(OutOfMemoryError, match=r"expert=7 does not divide the 384 experts.*; 6 or 8 would"):
+        plan_deployment(find_deployment("kimi_k2_5_h100x8"), mesh="expert=7")
 
 
 @pytest.mark.aot
@@ -135,17 +153,9 @@ def test_deployments_compile_and_leave_room(name):
     assert report.kv_bytes <= report.kv_limit
     assert not report.notes
     blueprint, _, _ = plan_deployment(find_deployment(name))
-    shapes = [
-        "[" + ",".join(map(str, leaf.sharding.shard_shape(leaf.shape))) + "]"
-        for leaf in blueprint.state_shape(report.pages).abstract(blueprint.mesh).pools
-    ]
-    copies = [
-        line
-        for program in report.programs
-        for line in (program.run.as_text() or "").splitlines()
-        if (" copy(" in line or "copy-start(" in line) and any(shape in line for shape in shapes)
-    ]
-    assert not copies
+    pools = blueprint.state_shape(report.pages).abstract(blueprint.mesh).pools
+    shapes = [leaf.sharding.shard_shape(leaf.shape) for leaf in pools]
+    assert not [line for program in report.programs for line in pool_copies(program.run.as_text() or "", shapes)]
 
 
 def test_rounded_weights_and_experts_on_the_host_leave_the_device():

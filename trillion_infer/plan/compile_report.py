@@ -2,31 +2,26 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 import jax
+from jax.sharding import Mesh
 
 from pallas_kernels.common.backends import UnsupportedError
-from sharding.mesh import make_mesh
+from sharding.mesh import parse_mesh
 from sharding.rules import kv_plan
-from sharding.topologies import KINDS, DeviceKind, topology
 from trillion_infer.cache.layout import PoolLayout
 from trillion_infer.config.deployment import Deployment
-from trillion_infer.config.engine import EngineConfig
 from trillion_infer.config.model import AttentionSpec, cache_key
-from trillion_infer.core.errors import ConfigError, OutOfMemoryError
+from trillion_infer.core.errors import OutOfMemoryError
 from trillion_infer.engine import budget
-from trillion_infer.engine.build import Blueprint, Packing, plan_engine
-from trillion_infer.engine.draft_plan import describe_drafters
-from trillion_infer.engine.fits import check_fits, total_weight_bytes
+from trillion_infer.engine.build import Blueprint
+from trillion_infer.engine.fits import total_weight_bytes, uneven_splits
 from trillion_infer.engine.programs import Program, Programs, ProgramSet, compile_program
 from trillion_infer.engine.sizing import open_source
-from trillion_infer.models import read_family
 from trillion_infer.plan.cost import step_cost
-from trillion_infer.weights.quant_config import read_quantisation
-from trillion_infer.weights.quant_load import abstract_described, routed_experts
+from trillion_infer.plan.placement import plan_deployment
 
 GIB = 2**30
 PROBE_SHARE = 0.85
@@ -97,44 +92,10 @@ class CompileReport:
         }
 
 
-def plan_deployment(deployment: Deployment, topology_name: str | None = None) -> tuple[Blueprint, DeviceKind, str]:
-    """The deployment on the devices of a topology (default: its own), their kind and the topology's name.
-
-    Raises ConfigError for what does not fit together, UnsupportedModelError, and OutOfMemoryError that says how many
-    devices of each kind hold the weights; nothing is compiled yet.
-    """
-    name = topology_name or deployment.topology
-    if not name:
-        raise ConfigError(f"config {deployment.name!r} has no topology of its own; give one, for example v5e:2x4.")
-    if deployment.hf_config is None:
-        raise ConfigError(f"config {deployment.name!r} has no hf_config, so there is no model to compile.")
-    family = read_family(deployment.hf_config)
-    known = EngineConfig.__dataclass_fields__
-    options = {key: value for key, value in deployment.options.items() if key in known}
-    try:
-        devices = topology(name)
-        mesh = make_mesh(deployment.options.get("mesh"), devices)
-    except (ValueError, RuntimeError) as error:
-        raise ConfigError(f"config {deployment.name!r}: {error}") from error
-    packing = described_packing(deployment.hf_config)
-    drafters = describe_drafters(options.get("speculate"))
-    blueprint = plan_engine(family, mesh, EngineConfig(**options), packing, drafters)
-    kind = KINDS[name.partition(":")[0]]
-    check_fits(blueprint, f"a {kind.name}", kind.memory - budget.RESERVE[kind.platform])
-    return blueprint, kind, name
-
-
-def described_packing(hf_config: Mapping[str, Any]) -> Packing | None:
-    """Which weights of a model that is not here stay packed, by its quantization_config."""
-    format, plain = read_quantisation(hf_config)
-    if format is None:
-        return None
-    return partial(abstract_described, format=format, plain=plain, select=routed_experts)
-
-
 def compile_deployment(
     deployment: Deployment,
     topology_name: str | None = None,
+    mesh: str | None = None,
     progress: Callable[[str, int, int], None] = lambda name, done, total: None,
     only_largest: bool = False,
     bundle: str | None = None,
@@ -148,9 +109,9 @@ def compile_deployment(
     Kernels of the platform are asked for by name; where one refuses, the program is compiled with whatever runs and
     the refusal is among the notes.
     """
-    blueprint, kind, topology_name = plan_deployment(deployment, topology_name)
+    blueprint, kind, topology_name = plan_deployment(deployment, topology_name, mesh)
     reserved = budget.RESERVE[kind.platform]
-    notes: list[str] = []
+    notes = [*_mesh_notes(deployment, blueprint), *uneven_splits(blueprint)]
     largest = max(_programs(blueprint, _one_page(blueprint))[0].buckets.all).name
     progress(largest, 0, 1)
     first, pages = _probe(largest, blueprint, kind.memory - reserved, notes)
@@ -195,6 +156,15 @@ def compile_deployment(
         bundle_bytes=bundled,
         drafters=_drafters(blueprint),
     )
+
+
+def _mesh_notes(deployment: Deployment, blueprint: Blueprint) -> list[str]:
+    """Says what mesh is used where it is not the deployment's own."""
+    own, sizes = deployment.options.get("mesh"), dict(blueprint.mesh.shape)
+    if isinstance(own, Mesh) or parse_mesh(own) == sizes:
+        return []
+    used = ",".join(f"{axis}={size}" for axis, size in sizes.items() if size > 1) or "one device"
+    return [f"the mesh is {used}; {deployment.name} has its own for {deployment.topology}, {own}."]
 
 
 def _with_cost(program: Program, programs: Programs, blueprint: Blueprint) -> Program:

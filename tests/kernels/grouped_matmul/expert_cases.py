@@ -34,6 +34,16 @@ class Case:
     seed: int = 0
 
 
+SLICED = {
+    "plain": Case(tokens=70, experts=3, model=256, ffn=160, layers=2, biases=True, padded_tokens=9),
+    "scores_on_input": Case(tokens=70, experts=3, model=256, choices=1, scores_on_input=True),
+    "int8": Case(tokens=70, experts=3, model=256, format="int8", layers=2, biases=True),
+    "int4": Case(tokens=70, experts=3, model=256, format="int4"),
+    "fp8": Case(tokens=70, experts=3, model=384, ffn=300, format="fp8", layers=2),
+}
+"""For slices of 32 KiB: several of rows, and several of columns."""
+
+
 def build(case: Case) -> dict:
     """Arguments of `grouped_ffn` by name, weights in their final format."""
     rng = np.random.default_rng(case.seed)

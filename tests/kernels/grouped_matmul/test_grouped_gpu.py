@@ -9,7 +9,7 @@ from expert_cases import Case
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pallas_kernels.grouped_matmul import grouped_ffn
+from pallas_kernels.grouped_matmul import grouped_ffn, slices
 
 STATIC = ("activation", "scores_on_input")
 interpreted = jax.jit(functools.partial(grouped_ffn, backend="gpu", interpret=True), static_argnames=STATIC)
@@ -32,6 +32,13 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_it_equals_a_loop_over_tokens(name):
     expert_cases.check(CASES[name], interpreted)
+
+
+@pytest.mark.parametrize("name", expert_cases.SLICED)
+def test_slices_equal_a_loop_over_tokens(monkeypatch, name):
+    monkeypatch.setattr(slices, "SLICE_BYTES", 32 << 10)
+    run = functools.partial(grouped_ffn, backend="gpu", interpret=True)
+    expert_cases.check(expert_cases.SLICED[name], jax.jit(run, static_argnames=STATIC))
 
 
 @settings(max_examples=3, deadline=None)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.grouped_matmul import grouped_ffn, grouped_matmul
+from pallas_kernels.grouped_matmul import grouped_ffn, grouped_matmul, slices
 
 INTERPRET = pltpu.InterpretParams(detect_races=True)
 STATIC = ("activation", "scores_on_input")
@@ -38,6 +38,13 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_it_equals_a_loop_over_tokens(name):
     expert_cases.check(CASES[name], interpreted)
+
+
+@pytest.mark.parametrize("name", expert_cases.SLICED)
+def test_slices_equal_a_loop_over_tokens(monkeypatch, name):
+    monkeypatch.setattr(slices, "SLICE_BYTES", 32 << 10)
+    run = functools.partial(grouped_ffn, backend="tpu", interpret=INTERPRET)
+    expert_cases.check(expert_cases.SLICED[name], jax.jit(run, static_argnames=STATIC))
 
 
 @settings(max_examples=3, deadline=None)

@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from pallas_kernels.latent_paged_attention.ahead_of_time import DECODE, PREFILL, compile_layers, pool_copies
+from pallas_kernels.common.pool_copies import pool_copies
+from pallas_kernels.latent_paged_attention.ahead_of_time import DECODE, PREFILL, compile_layers
 from pallas_kernels.latent_paged_attention.arg_specs import SPECS
 from sharding.topologies import topology
 
@@ -29,5 +30,4 @@ def test_it_compiles_with_temporaries_of_the_size_of_its_queries(spec, target, b
     temporaries = compiled.memory_analysis().temp_size_in_bytes
     assert temporaries < 5 * query_bytes + (32 << 20)
     assert temporaries < 0.04 * pool_bytes
-    relaid = TARGETS[target] == "tpu" and spec.pool_dtype != "bfloat16"  # once a program, into the same memory
-    assert len(pool_copies(compiled, pool)) <= relaid
+    assert pool_copies(compiled.as_text() or "", [pool.shape]) == []
