@@ -8,6 +8,7 @@ import pytest
 
 from tests.conftest import GOLDEN
 from tests.engine.helpers import check_idle, greedy
+from trillion_infer import SamplingParams
 
 TIE = 2e-3
 
@@ -80,3 +81,21 @@ def test_capital_of_france(smollm2):
     output = smollm2.chat([{"role": "user", "content": "What is the capital of France?"}], greedy(32, ignore_eos=False))
     assert "Paris" in output[0].outputs[0].text
     assert output[0].outputs[0].finish_reason == "stop"
+
+
+def test_streamed_equals_whole(smollm2):
+    params = SamplingParams(temperature=0.9, seed=7, max_tokens=40, stop=["zzz", "the end"])
+    prompt = "한국의 수도는 서울이며, café naïve 😀"
+    assert "".join(smollm2.stream(prompt, params)) == smollm2.generate(prompt, params)[0].outputs[0].text
+
+
+def test_interleaved_streams_lose_nothing_u30(smollm2):
+    params = greedy(12)
+    prompts = [f"The number {i} is" for i in range(4)]
+    streams = [smollm2.stream(prompt, params) for prompt in prompts]
+    texts = [""] * 4
+    for _ in range(12):
+        for i, stream in enumerate(streams):
+            texts[i] += next(iter(stream), "")
+    texts = [text + "".join(stream) for text, stream in zip(texts, streams, strict=True)]
+    assert texts == [output.outputs[0].text for output in smollm2.generate(prompts, params)]

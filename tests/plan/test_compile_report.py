@@ -1,6 +1,8 @@
 """Deployments are checked without a compiler; compiles for devices that are not here say what memory holds."""
 
 import dataclasses
+import math
+import re
 from pathlib import Path
 
 import pytest
@@ -212,3 +214,22 @@ def test_eagle3_heads_compile_beside_kimi(name, head):
     (drafter,) = report.as_json()["drafters"]
     assert 0.1 < drafter["weights_gib_per_device"] < 2
     assert 0 < drafter["kv_share"] < 0.1
+
+
+@pytest.mark.aot
+@pytest.mark.parametrize("topology", ["v5e:2x2", "h100:2"])
+@pytest.mark.parametrize("quantize", ["int8", "int4", "fp8"])
+def test_quantised_layers_are_read_where_they_lie(quantize, topology):
+    """No operation of a decode step yields one layer of a packed stack in device memory."""
+    large = {"hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 16, "num_key_value_heads": 8}
+    tiny = dataclasses.replace(
+        TINY, options={**TINY.options, "quantize": quantize}, hf_config={**(TINY.hf_config or {}), **large}
+    )
+    blueprint, _, _ = plan_deployment(tiny, topology, "tensor=2")
+    programs = dataclasses.replace(blueprint, config=dataclasses.replace(blueprint.config, attention="pallas"))
+    text = programs.programs((8,)).forward(Bucket(2, 2)).run.as_text()
+    made = re.findall(
+        r"= \(?(s8|u8|s32|u32)\[([\d,]+)\](\S*) (?:copy|copy-start|dynamic-slice|fusion|slice|transpose)\(", text
+    )
+    sizes = {dims: math.prod(map(int, dims.split(","))) for _, dims, layout in made if "S(1)" not in layout}
+    assert max(sizes.values(), default=0) < 2048 * 2048 // 16, sizes

@@ -61,7 +61,7 @@ def _mesh_of_all(own: str | Mapping[str, int] | None, devices: list[jax.Device],
     """The mesh with its widest axis grown or shrunk to take every device; raises ValueError where the rest of it does
     not divide their number."""
     sizes = parse_mesh(own)
-    widest = max(sizes, key=lambda axis: sizes[axis])
+    widest = max(reversed(sizes), key=lambda axis: sizes[axis])  # tensor where all are 1
     others = math.prod(sizes.values()) // sizes[widest]
     if len(devices) % others:
         asked = ",".join(f"{axis}={size}" for axis, size in sizes.items() if size > 1)
