@@ -2,6 +2,7 @@
 
 import inspect
 import itertools
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -286,32 +287,42 @@ class LLM:
         return self._template.render([dict(message) for message in messages], **options)
 
     def generate_each(
-        self, prompts: Iterable[tuple[int, Callable[[], tuple[Prompt, SamplingParams]]]]
+        self,
+        prompts: Iterable[tuple[int, Callable[[], tuple[Prompt, SamplingParams]]]],
+        in_flight: int | None = None,
     ) -> Iterator[tuple[int, RequestOutput | InvalidRequestError]]:
         """Completes (index, function that gives prompt and parameters); yields (index, output) in the order given.
 
         A prompt that is refused, or whose function raises InvalidRequestError, yields that error; the others run.
+        in_flight: most prompts read whose output is not yielded yet, so that `prompts` may be endless; None: all.
         """
-        queue: dict[int, str | InvalidRequestError] = {}
-        for index, read in prompts:
-            request_id = f"each-{next(self._ids)}"
-            try:
-                self.generator.add(request_id, *read())
-                queue[index] = request_id
-            except InvalidRequestError as error:
-                queue[index] = error
+        queue: deque[tuple[int, str | InvalidRequestError]] = deque()
+        source = iter(prompts)
         try:
-            for index, entry in queue.items():
-                if isinstance(entry, InvalidRequestError):
-                    yield index, entry
-                    continue
-                while not self.generator.output(entry).finished:
-                    self.generator.step()
-                yield index, self.generator.take(entry)
+            while True:
+                room = None if in_flight is None else in_flight - len(queue)
+                queue.extend((index, self._add_each(read)) for index, read in itertools.islice(source, room))
+                if not queue:
+                    return
+                index, entry = queue[0]
+                if isinstance(entry, str):
+                    while not self.generator.output(entry).finished:
+                        self.generator.step()
+                    entry = self.generator.take(entry)
+                queue.popleft()
+                yield index, entry
         finally:
-            for entry in queue.values():
+            for _, entry in queue:
                 if isinstance(entry, str):
                     self.generator.abort(entry)
+
+    def _add_each(self, read: Callable[[], tuple[Prompt, SamplingParams]]) -> str | InvalidRequestError:
+        request_id = f"each-{next(self._ids)}"
+        try:
+            self.generator.add(request_id, *read())
+        except InvalidRequestError as error:
+            return error
+        return request_id
 
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None, session_id: str | None = None

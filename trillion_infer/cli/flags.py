@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 import inspect
+import logging
 import re
 import sys
 import types
@@ -95,6 +96,7 @@ def run(main: Callable[[list[str]], int | None]) -> None:
         if len(argv) > 1:
             raise app.UsageError(f"arguments {argv[1:]} are not flags; every option is --name=value.")
         settle_platform()
+        logging.getLogger("jax").setLevel(logging.WARNING)  # absl lets through what its modules tell each other
         try:
             return main(argv)
         except (TrillionInferError, OSError) as error:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 _UNITS = {"fetch": "bytes", "load": "bytes", "compile": "programs"}
-_LABELS = {"fetch": "Downloading", "load": "Loading weights", "compile": "Compiling"}
+_LABELS = {"fetch": "Downloading", "load": "Loading weights", "compile": "Compiling", "rows": "Answering"}
 
 
 @contextmanager
