@@ -147,9 +147,9 @@ def compile_deployment(
         weights=weights,
         temp=temp,
         reserved=reserved,
-        kv_bytes=max(0, free) * _copies(blueprint),
+        kv_bytes=max(0, free) * copies(blueprint),
         kv_limit=blueprint.mesh.devices.size * (kind.memory - reserved) - total_weight_bytes(blueprint),
-        kv_tokens=_tokens(blueprint, free),
+        kv_tokens=tokens_held(blueprint, free),
         pages=pages,
         programs=tuple(_with_cost(program, sized[0], blueprint) for program in compiled),
         notes=tuple(dict.fromkeys(notes)),
@@ -273,14 +273,14 @@ def _pages(blueprint: Blueprint, free: int, requests: int) -> tuple[int, ...]:
     return tuple(group.num_pages for group in groups)
 
 
-def _tokens(blueprint: Blueprint, free: int) -> int:
+def tokens_held(blueprint: Blueprint, free: int) -> int:
     """Positions of full requests that the devices hold. Pools that see a window or chunk are shared in proportion."""
     pages = _pages(blueprint, free, 1 << 30)
     whole = [n for n, lay in zip(pages, blueprint.layouts, strict=True) if not (lay.key.window or lay.key.chunk)]
     return min(whole or pages) * blueprint.layouts[0].page_size * blueprint.data
 
 
-def _copies(blueprint: Blueprint) -> int:
+def copies(blueprint: Blueprint) -> int:
     """Devices whose pools differ: the mesh, less those that hold the same pages and heads."""
     return min(_distinct(layout, blueprint) for layout in blueprint.layouts)
 
