@@ -16,8 +16,9 @@ from tests.engine.helpers import greedy, tokens_of
 from trillion_infer import ConfigError, SamplingParams
 from trillion_infer.models.eagle3 import read_eagle3
 from trillion_infer.train.answers import Answered, read_conversations, regenerate
-from trillion_infer.train.data import batches, drafted_vocabulary
+from trillion_infer.train.data import batches, drafted_vocabulary, padded
 from trillion_infer.train.export import describe, export_head
+from trillion_infer.train.features import Features
 from trillion_infer.train.head import unrolled
 from trillion_infer.train.trainer import TrainConfig, Trainer, plot, read_metrics
 
@@ -82,6 +83,20 @@ def test_the_loss_falls(trained):
     losses = [row["loss"] for row in rows]
     assert sum(losses[-4:]) < sum(losses[:4])
     assert plot(trained.folder).stat().st_size > 1000
+
+
+def test_states_kept_in_a_file_are_those_computed(trained, examples, tmp_path):
+    """Three more than fill a whole batch; a whole file is read again."""
+    tokens = np.stack([padded(each, CONFIG.length, 0)["tokens"] for each in examples[:7]])
+    path, chosen = tmp_path / "states.bin", np.array([6, 0, 3, 5])
+    kept = Features(trained._target, "t", tokens, path, 2**30)
+    streamed = Features(trained._target, "t", tokens, path, 0)
+    assert (kept.stored, streamed.stored) == (True, False)
+    for ours, theirs in zip(kept(chosen), streamed(chosen), strict=True):
+        np.testing.assert_allclose(np.asarray(ours), np.asarray(theirs), atol=1e-5)
+    made = path.stat().st_mtime_ns
+    assert Features(trained._target, "t", tokens, path, 2**30).stored
+    assert path.stat().st_mtime_ns == made
 
 
 def test_the_exported_head_is_read_as_it_was_trained(trained, tmp_path):

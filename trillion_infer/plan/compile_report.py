@@ -100,7 +100,8 @@ def compile_deployment(
     only_largest: bool = False,
     bundle: str | None = None,
 ) -> CompileReport:
-    """Compiles every program, or the largest step and the sampler of the most rows; `progress(next, done, total)`.
+    """Compiles every program, or the largest step (with drafters one that verifies) and the samplers of the most rows;
+    `progress(next, done, total)`.
 
     bundle: folder in which an executable bundle of what was compiled is written, for LLM(bundle=…) on such devices.
 
@@ -112,14 +113,15 @@ def compile_deployment(
     blueprint, kind, topology_name = plan_deployment(deployment, topology_name, mesh)
     reserved = budget.RESERVE[kind.platform]
     notes = [*_mesh_notes(deployment, blueprint), *uneven_splits(blueprint)]
-    largest = max(_programs(blueprint, _one_page(blueprint))[0].buckets.all).name
+    buckets = _programs(blueprint, _one_page(blueprint))[0].buckets
+    largest = max(buckets.all).name
     progress(largest, 0, 1)
     first, pages = _probe(largest, blueprint, kind.memory - reserved, notes)
     weights = _weight_bytes(first, blueprint, pages)
     compiled = [first]
     if only_largest:
         sized = _programs(blueprint, pages)
-        names = [f"choose_{max(sized[0].buckets.row_counts)}"]
+        names = [f"choose_{max(buckets.row_counts)}", *(f"accept_{n}" for n in buckets.verify_row_counts[-1:])]
     else:
         free = kind.memory - weights - first.temp_bytes - reserved
         pages = _pages(blueprint, free, blueprint.config.max_running)
