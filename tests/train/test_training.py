@@ -86,7 +86,7 @@ def test_the_loss_falls(trained):
 
 
 def test_states_kept_in_a_file_are_those_computed(trained, examples, tmp_path):
-    """Three more than fill a whole batch; a whole file is read again."""
+    """Three more than fill a whole batch; a file that is there is read, and one cut short is completed."""
     tokens = np.stack([padded(each, CONFIG.length, 0)["tokens"] for each in examples[:7]])
     path, chosen = tmp_path / "states.bin", np.array([6, 0, 3, 5])
     kept = Features(trained._target, "t", tokens, path, 2**30)
@@ -97,6 +97,11 @@ def test_states_kept_in_a_file_are_those_computed(trained, examples, tmp_path):
     made = path.stat().st_mtime_ns
     assert Features(trained._target, "t", tokens, path, 2**30).stored
     assert path.stat().st_mtime_ns == made
+    mark = path.with_suffix(".json")
+    mark.write_text(json.dumps({**json.loads(mark.read_text()), "done": 4}))
+    np.memmap(path, np.float32, "r+").reshape(7, -1)[4:] = 0
+    again = Features(trained._target, "t", tokens, path, 2**30)
+    np.testing.assert_allclose(np.asarray(again(chosen)[0]), np.asarray(streamed(chosen)[0]), atol=1e-5)
 
 
 def test_the_exported_head_is_read_as_it_was_trained(trained, tmp_path):

@@ -14,9 +14,9 @@ from trillion_infer.train.target import TargetStates
 class Features:
     """States `[N, T, 3M + M]` of examples, auxiliary ones before the final ones, in the target's own type.
 
-    tokens: `[N, T]`. path: the file they are kept in, N * T * 4M values, if that is at most `limit` bytes; a whole file
-    of the same target and tokens is read instead of being made. Kept or not, the values are the same but for what the
-    neighbours in a batch change in the last bit.
+    tokens: `[N, T]`. path: the file they are kept in, N * T * 4M values, if that is at most `limit` bytes; one of the
+    same target and tokens is read instead of being made. Kept or not, the values are the same but for what the
+    neighbours in a batch change in the last bit. A file cut short by a crash is gone on with.
     """
 
     def __init__(self, target: TargetStates, name: str, tokens: Int[np.ndarray, "N T"], path: Path, limit: int):
@@ -45,19 +45,20 @@ class Features:
             "aux_layers": list(self._target.aux_layers),
             "tokens": hashlib.sha256(self._tokens.tobytes()).hexdigest(),
         }
-        if mark.exists() and json.loads(mark.read_text(encoding="utf-8")) == about and path.exists():
-            return np.memmap(path, self._target.dtype, "r", shape=self._shape)
-        mark.unlink(missing_ok=True)
-        kept = np.memmap(path, self._target.dtype, "w+", shape=self._shape)
+        found = json.loads(mark.read_text(encoding="utf-8")) if mark.exists() and path.exists() else {}
+        done = found.pop("done", 0) if found.items() >= about.items() else 0
+        kept = np.memmap(path, self._target.dtype, "r+" if done else "w+", shape=self._shape)
         rows = self._target.rows
-        for start in range(0, len(self._tokens), rows):
+        for start in range(done, len(self._tokens), rows):
             part = self._tokens[start : start + rows]
             padded = np.zeros((rows, part.shape[1]), np.int32)
             padded[: len(part)] = part
             aux, hidden = self._target(padded)
             kept[start : start + rows] = np.concatenate([aux, hidden], axis=-1)[: len(part)]
-        kept.flush()
-        mark.write_text(json.dumps(about), encoding="utf-8")
+            kept.flush()
+            new = mark.with_suffix(".new")
+            new.write_text(json.dumps({**about, "done": start + len(part)}), encoding="utf-8")
+            new.replace(mark)
         return kept
 
     def _split(self, states: np.ndarray) -> tuple[jax.Array, jax.Array]:
