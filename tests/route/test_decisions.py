@@ -7,11 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trillion_infer.core.errors import ConfigError, QueueFullError
+from trillion_infer.core.prompt_prefix import BLOCK_BYTES, prefix_hashes
 from trillion_infer.route.affinity import SessionHomes, preference, session_cap
 from trillion_infer.route.breaker import Breaker
 from trillion_infer.route.config import RouterConfig, check_pools, option_help
 from trillion_infer.route.policy import NoWorkerError, Policy
-from trillion_infer.route.prefix import BLOCK_BYTES, PrefixIndex, prefix_hashes
+from trillion_infer.route.prefix import PrefixIndex
 from trillion_infer.route.request import view_request
 
 pytestmark = pytest.mark.smoke

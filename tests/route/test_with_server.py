@@ -3,7 +3,7 @@
 import httpx
 import pytest
 
-from tests.route.conftest import stream_events, text_of
+from tests.route.conftest import stream_events, text_of, wait_until
 from trillion_infer.route.app import build_app
 from trillion_infer.route.config import RouterConfig
 from trillion_infer.serve.app import create_app
@@ -59,3 +59,15 @@ def test_other_endpoints_answer_through_the_router(servers):
     assert client.get("/v1/models").json()["data"][0]["id"] == "scripted"
     assert client.post("/tokenize", json={"prompt": "ab"}).json()["count"] == 2
     assert client.post("/abort", json={"request_id": "none"}).json()["aborted"] is False
+
+
+def test_another_replica_learns_from_the_workers_which_prefixes_they_have(servers, serve):
+    urls, client = servers
+    bodies = [{**CHAT, "messages": [{"role": "user", "content": letter * 600}]} for letter in "abcdef"]
+    homes = [client.post("/v1/chat/completions", json=body).headers["x-worker"] for body in bodies]
+    assert set(homes) == set(urls)
+    second = serve(build_app(RouterConfig(urls, health_interval_s=0.1)))
+    with httpx.Client(base_url=second.url) as replica:
+        known = f'trillion_infer_router_worker_prefix_blocks{{worker="{urls[0]}"}} {homes.count(urls[0])}.0'
+        wait_until(lambda: known in replica.get("/metrics").text)
+        assert [replica.post("/v1/chat/completions", json=body).headers["x-worker"] for body in bodies] == homes

@@ -16,6 +16,7 @@ import uvicorn
 from trillion_infer.generation.generator import Generator
 from trillion_infer.serve.app import create_app
 from trillion_infer.serve.options import ServerOptions
+from trillion_infer.serve.run import uvicorn_settings
 from trillion_infer.serve.server import Server
 from trillion_infer.testing.byte_tokenizer import EOS, byte_tokenizer
 from trillion_infer.testing.scripted import scripted_generator
@@ -64,10 +65,11 @@ def serving(script: Any, tokenizer: Any = PLAIN, options: dict | None = None, **
     if isinstance(script, str | bytes):
         script = [*(tokenizer.encode(script) if isinstance(script, str) else script), EOS]
     generator = scripted_generator(script, tokenizer, **engine)
-    app = create_app(generator, ServerOptions(**{"model_name": MODEL, **(options or {})}))
+    given = ServerOptions(**{"model_name": MODEL, **(options or {})})
+    app = create_app(generator, given)
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
-    running = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=5))
+    running = uvicorn.Server(uvicorn.Config(app, **uvicorn_settings(given, drain_s=5)))
     thread = threading.Thread(target=running.run, args=([listener],), daemon=True)
     thread.start()
     while not running.started:

@@ -103,6 +103,37 @@ def test_a_body_that_never_arrives_is_given_up():
         assert served.post(TEXT, {"model": MODEL, "prompt": "x"}).status_code == 200
 
 
+@pytest.mark.parametrize("sent", [b"", b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"])
+def test_a_connection_whose_request_never_begins_is_closed(sent):
+    with serving("fine", options={"body_timeout_s": 0.2}) as served:
+        client = socket.create_connection(("127.0.0.1", int(served.url.rpartition(":")[2])), timeout=20)
+        client.sendall(sent)
+        assert client.recv(4096) == b""
+        client.close()
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"), [(b"GARBAGE\r\n\r\n", b"400"), (b"GET /health HTTP/1.1\r\nA: " + b"x" * 200_000, b"431")]
+)
+def test_a_head_that_is_none_or_too_large_is_refused_as_everything_is(served, sent, status):
+    client = socket.create_connection(("127.0.0.1", int(served.url.rpartition(":")[2])), timeout=20)
+    client.sendall(sent)
+    answer = client.recv(4096)
+    assert answer.split()[1] == status
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["type"] == "invalid_request_error"
+    client.close()
+
+
+def test_a_method_that_is_not_taken_names_those_that_are(served):
+    answer = served.get(CHAT)
+    assert (answer.status_code, answer.headers["Allow"]) == (405, "POST")
+
+
+@pytest.mark.parametrize(("path", "content"), [("/tokenize", {"prompt": "x"}), ("/detokenize", {"tokens": [65]})])
+def test_tokens_of_another_model_are_refused(served, path, content):
+    assert served.post(path, {"model": "another", **content}).status_code == 404
+
+
 def test_a_body_without_a_length_is_limited_too(served):
     def pieces():
         for _ in range(100):

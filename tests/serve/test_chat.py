@@ -135,3 +135,12 @@ def test_the_templates_own_refusal_is_a_400():
         answer = served.post("/v1/chat/completions", {"model": MODEL, "messages": user("hi")})
     assert answer.status_code == 400
     assert "roles must alternate" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_string_waits_for_min_tokens_where_output_is_read_too_u18(stream):
+    options = {"stop": ["X"], "extra_body": {"min_tokens": 6}, "max_tokens": 20}
+    with serving("aXbXcdXefg", THINKING) as served:
+        answer = chat(served.openai(), stream=stream, **options)
+        text = text_of(answer) if stream else answer.choices[0].message.content
+    assert text == "aXbXcd"

@@ -75,7 +75,33 @@ def test_a_schema_holds_the_text():
     assert ask("~", text=text)[0].output_text == "5"
 
 
-@pytest.mark.parametrize("options", [{"previous_response_id": "x"}, {"input": [{"type": "image"}]}, {"input": [5]}])
+def test_log_probabilities_are_those_of_the_text():
+    options = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    whole, events = ask("<think>hm</think>Hello", THINKING, **options)
+    expected = list("Hello")
+    assert [each.token for each in whole.output[1].content[0].logprobs] == expected
+    deltas = [event for event in events if event.type == "response.output_text.delta"]
+    assert [each.token for event in deltas for each in event.logprobs] == expected
+    assert events[-1].response.output[1].content[0].logprobs == whole.output[1].content[0].logprobs
+
+
+def test_tokens_of_the_reasoning_are_counted():
+    whole, events = ask("<think>hm</think>Hello", THINKING)
+    counts = [each.usage.output_tokens_details.reasoning_tokens for each in (whole, events[-1].response)]
+    assert counts == [4, 4]  # both marks are tokens of their own
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"previous_response_id": "x"},
+        {"input": [{"type": "image"}]},
+        {"input": [5]},
+        {"truncation": "auto"},
+        {"include": ["file_search_call.results"]},
+        {"metadata": [], "stream": False},
+    ],
+)
 def test_what_is_not_supported_is_refused(options):
     with pytest.raises(openai.BadRequestError):
         ask("x", **options)

@@ -146,7 +146,7 @@ def test_tool_arguments_that_are_no_object_are_refused(arguments):
 
 
 def test_a_call_without_content_has_none_and_an_empty_message_an_empty_string():
-    source = "{{ messages[0].content is none }}"
+    source = "{# tool_calls #}{{ messages[0].content is none }}"
     assert render(source, [{"role": "assistant", "tool_calls": [CALL]}]) == "True"
     assert render(source, [{"role": "assistant"}]) == "False"
 
@@ -172,3 +172,10 @@ def test_tools_are_none_when_there_are_none():
     for tools in (None, []):
         assert render("{{ tools is none }}", user("x"), tools=tools) == "True"
     assert json.loads(render("{{ tools | tojson }}", user("x"), tools=[CALL])) == [CALL]
+
+
+def test_a_template_that_knows_no_calls_gets_them_as_text():
+    messages = [*user("hi"), {"role": "assistant", "content": None, "tool_calls": [CALL]}]
+    messages += [{"role": "tool", "tool_call_id": CALL["id"], "content": "3"}]
+    written = '<tool_call>\n{"name": "f", "arguments": {"b": 1, "a": "é"}}\n</tool_call>'
+    assert render(PLAIN, messages) == f"user:hi;assistant:{written};tool:3;"

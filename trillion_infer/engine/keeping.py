@@ -52,6 +52,19 @@ class KeepsBlocks:
         if self.tiering is not None:
             self.tiering.delete_tenant(tag)
 
+    @property
+    def page_size(self) -> int:
+        """Tokens of a block."""
+        return self.schedulers[0].cache.page_size
+
+    def holds(self, name: bytes) -> bool:
+        """Whether a block is on the device, or in the tier next to it."""
+        for scheduler in self.schedulers:
+            for number, group in enumerate(scheduler.cache.groups):
+                if name in group.index or (self.tiering is not None and self.tiering.stack.is_at_hand((number, name))):
+                    return True
+        return False
+
     def block_names(self, token_ids: Sequence[int], salt: str) -> list[bytes]:
         """Names of the whole blocks of a sequence."""
         return self.schedulers[0].cache.names_of(token_ids, salt)
@@ -84,6 +97,13 @@ class KeepsBlocksOf:
     def delete_tenant(self, salt: str) -> None:
         for engine in self.parts:
             engine.delete_tenant(salt)
+
+    @property
+    def page_size(self) -> int:
+        return self.parts[0].page_size
+
+    def holds(self, name: bytes) -> bool:
+        return any(engine.holds(name) for engine in self.parts)
 
     def block_names(self, token_ids: Sequence[int], salt: str) -> list[bytes]:
         return self.parts[0].block_names(token_ids, salt)

@@ -53,10 +53,14 @@ class CompletionText:
             shown = shown[:-1]
         text, matched = "", None
         if self._detokenizer is not None:
-            new = self._detokenizer.push(shown)
+            early = max(0, params.min_tokens - len(output.token_ids) + len(event.token_ids))
+            if early:
+                text, matched = self._stop.push(self._detokenizer.push(shown[:early]), allow_match=False)
+            new = self._detokenizer.push(shown[early:])
             if event.finished is not None:
                 new += self._detokenizer.finish()
-            text, matched = self._stop.push(new, allow_match=len(output.token_ids) > params.min_tokens)
+            late, matched = self._stop.push(new, allow_match=len(output.token_ids) > params.min_tokens)
+            text += late
             if event.finished is not None and matched is None:
                 text += self._stop.flush()
         output.text += text

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import hashlib
 import hmac
 import json
 import logging
@@ -22,6 +21,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from trillion_infer.core.errors import QueueFullError
+from trillion_infer.core.prompt_prefix import tenant_of
 from trillion_infer.route.config import RouterConfig
 from trillion_infer.route.forward import Forwarder, Relay, cancelled
 from trillion_infer.route.health import HealthPoller
@@ -166,7 +166,7 @@ class Router:
         request_id = request.headers.get("x-request-id", "")
         request_id = request_id if _REQUEST_ID.fullmatch(request_id) else f"req-{uuid.uuid4().hex}"
         key = request.headers.get("authorization", "")
-        tenant = hashlib.blake2b(key.encode("latin-1"), digest_size=16).hexdigest()
+        tenant = tenant_of(key)
         call = self._policy.call(view, request.headers.get("x-session-affinity") or None, tenant)
         target = request.url.path + (f"?{request.url.query}" if request.url.query else "")
         outgoing = Outgoing(request.method, target, request.headers.items(), body)

@@ -5,10 +5,10 @@ import math
 from collections.abc import Callable, Sequence
 
 from trillion_infer.core.errors import QueueFullError, TrillionInferError
+from trillion_infer.core.prompt_prefix import BLOCK_BYTES, prefix_hashes
 from trillion_infer.route.affinity import SessionHomes, preference
 from trillion_infer.route.config import RouterConfig
 from trillion_infer.route.estimate import TokenEstimator
-from trillion_infer.route.prefix import BLOCK_BYTES, prefix_hashes
 from trillion_infer.route.request import RequestView
 from trillion_infer.route.worker import Lease, Worker
 

@@ -1,22 +1,7 @@
-"""Which prompt prefixes a worker has probably cached: chained hashes of byte blocks, least recently used out first."""
+"""Which prompt prefixes a worker has probably cached, least recently used out first."""
 
-import hashlib
 from collections import OrderedDict
-from collections.abc import Sequence
-
-BLOCK_BYTES = 512
-
-
-def prefix_hashes(prompt: bytes, salt: bytes = b"") -> list[bytes]:
-    """A 16-byte hash for each whole block of `prompt`, chained: hash i stands for everything up to block i's end."""
-    hashes, last = [], hashlib.blake2b(salt, digest_size=16).digest()
-    view = memoryview(prompt)
-    for start in range(0, len(prompt) - BLOCK_BYTES + 1, BLOCK_BYTES):
-        block = hashlib.blake2b(last, digest_size=16)
-        block.update(view[start : start + BLOCK_BYTES])
-        last = block.digest()
-        hashes.append(last)
-    return hashes
+from collections.abc import Iterable, Sequence
 
 
 class PrefixIndex:
@@ -44,6 +29,11 @@ class PrefixIndex:
             self._seen.move_to_end(block)
         while len(self._seen) > self._capacity:
             self._seen.popitem(last=False)
+
+    def remove(self, hashes: Iterable[bytes]) -> None:
+        """Forgets blocks that the worker has given up."""
+        for block in hashes:
+            self._seen.pop(block, None)
 
     def clear(self) -> None:
         """Forgets everything, as the worker did when it went down."""

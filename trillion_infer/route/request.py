@@ -1,8 +1,9 @@
 """What the router reads of a request body: enough to place it, never to validate it. Workers validate."""
 
 import dataclasses
-import json
 from typing import Any
+
+from trillion_infer.core.prompt_prefix import prompt_of
 
 DEFAULT_OUTPUT_TOKENS = 256
 
@@ -26,7 +27,7 @@ class RequestView:
 
 def view_request(path: str, body: dict[str, Any]) -> RequestView:
     """Reads `body` of a POST to `path`; odd types are read as absent, for the worker to refuse."""
-    prompt, prompt_ids = _prompt(body)
+    prompt, prompt_ids = prompt_of(body)
     return RequestView(
         path=path,
         stream=body.get("stream") is True,
@@ -35,24 +36,6 @@ def view_request(path: str, body: dict[str, Any]) -> RequestView:
         max_output=_max_output(body),
         no_replay=_no_replay(path, body),
     )
-
-
-def _prompt(body: dict[str, Any]) -> tuple[bytes, int | None]:
-    prompt = body.get("prompt", body.get("input"))
-    head = _dump([body.get("model"), body.get("cache_salt"), body.get("tools"), body.get("instructions")])
-    if isinstance(body.get("messages"), list):
-        return head + b"".join(_dump(message) for message in body["messages"]), None
-    if isinstance(prompt, str):
-        return head + prompt.encode("utf-8", "surrogatepass"), None
-    if isinstance(prompt, list) and prompt and all(type(token) is int for token in prompt):
-        return head + _dump(prompt)[1:-1], len(prompt)
-    if isinstance(prompt, list):
-        return head + b"".join(_dump(item) for item in prompt), None
-    return head, None
-
-
-def _dump(value: Any) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
 
 
 def _max_output(body: dict[str, Any]) -> int | None:

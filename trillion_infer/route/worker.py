@@ -29,6 +29,7 @@ class Worker:
         self.prefill_tokens = 0
         self.decode_tokens = 0
         self.prefix = PrefixIndex(config.prefix_blocks)
+        self._blocks: tuple[str, int] | None = None
         self.breaker = Breaker(config.breaker_failures, config.breaker_cooldown_s, clock)
         self._config, self._clock = config, clock
         self._recent, self._recent_at = 0.0, clock()
@@ -66,8 +67,24 @@ class Worker:
             self.role = role
         self.handoff = state.get("handoff") if isinstance(state.get("handoff"), str) else self.handoff
         queued, used = state.get("queued_tokens"), state.get("kv_in_use")
+        if self._blocks is None and state.get("blocks") is True:
+            self._blocks = "", 0
         self.queued_tokens = queued if isinstance(queued, int) else self.queued_tokens
         self.kv_in_use = float(used) if isinstance(used, int | float) else self.kv_in_use
+
+    @property
+    def blocks_seen(self) -> tuple[str, int] | None:
+        """Epoch and number of the last block event, to ask for those after it; None if it tells of none."""
+        return self._blocks
+
+    def told_blocks(self, events: dict[str, Any]) -> None:
+        """Which prefixes it has stored and removed. What it does not follow stays as this router remembers it."""
+        stored, removed = ([bytes.fromhex(each) for each in events[name]] for name in ("stored", "removed"))
+        if events["reset"] and self._blocks not in (None, ("", 0)):
+            self.prefix.clear()
+        self.prefix.add(stored)
+        self.prefix.remove(removed)
+        self._blocks = str(events["epoch"]), int(events["count"])
 
     def recent_work(self) -> float:
         """Tokens of work sent here lately; fades by half every 30 seconds."""
@@ -79,6 +96,7 @@ class Worker:
     def lost(self) -> None:
         """The worker is gone or restarting, and with it what it had cached."""
         self.prefix.clear()
+        self._blocks = None
 
     def lease(self, prefill_tokens: int, decode_tokens: int) -> "Lease":
         """Starts a request of that much work."""

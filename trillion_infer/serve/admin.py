@@ -19,8 +19,17 @@ async def health(http: HttpRequest) -> Response:
     server: Server = http.app.state.server
     trouble = server.health()
     if trouble is None:
-        return json_reply({"status": "ok", **await worker_state(server)})
+        return json_reply({"status": "ok", "blocks": True, **await worker_state(server)})
     return error_reply(ApiError(503, trouble, code="unhealthy", retry_after=server.options.retry_after_s))
+
+
+async def blocks(http: HttpRequest) -> Response:
+    """What changed in the prefix cache after event ?count=N of ?epoch=E, for routers."""
+    server: Server = http.app.state.server
+    epoch, count = http.query_params.get("epoch", ""), http.query_params.get("count", "0")
+    if not (count.isascii() and count.isdigit() and len(count) < 20):
+        raise ApiError(400, f"count is {count!r}; it must be the number of an event.", param="count")
+    return json_reply(await server.thread.call(lambda: server.blocks.since(epoch, int(count))))
 
 
 async def metrics(http: HttpRequest) -> Response:
@@ -63,7 +72,7 @@ async def tokenize(http: HttpRequest) -> Response:
             "continue_final_message",
             "chat_template_kwargs",
         )
-        fields = Fields(body, known)
+        fields = _checked(server, Fields(body, known))
         messages = fields.need("messages", list)
         tools = read_tools(fields.take("tools", list), None, True).offered or None
         variables = template_variables(fields)
@@ -71,16 +80,23 @@ async def tokenize(http: HttpRequest) -> Response:
             lambda: server.tokenizer.encode(server.template.render(messages, tools=tools, **variables))
         )
     else:
-        fields = Fields(body, ("model", "prompt", "add_special_tokens"))
+        fields = _checked(server, Fields(body, ("model", "prompt", "add_special_tokens")))
         text, special = fields.need("prompt", str), fields.take("add_special_tokens", bool, default=True)
         ids = await server.prepared(lambda: server.tokenizer.encode(text, add_special_tokens=special))
     return json_reply({"count": len(ids), "max_model_len": server.reader.max_model_len, "tokens": ids})
 
 
+def _checked(server: Server, fields: Fields) -> Fields:
+    """The fields, whose model, if they name one, is that of this server."""
+    if (model := fields.take("model", str)) is not None:
+        server.check_model(model)
+    return fields
+
+
 async def detokenize(http: HttpRequest) -> Response:
     """The text of token ids."""
     server: Server = http.app.state.server
-    ids = Fields(await server.body(http), ("model", "tokens")).need("tokens", list)
+    ids = _checked(server, Fields(await server.body(http), ("model", "tokens"))).need("tokens", list)
     checked = [] if not ids else server.reader.read(ids)[1]
     return json_reply({"prompt": server.tokenizer.decode(checked, skip_special_tokens=False)})
 

@@ -40,6 +40,7 @@ _ROUTES = [
     Route("/detokenize", admin.detokenize, methods=["POST"]),
     Route("/abort", admin.abort, methods=["POST"]),
     Route("/health", admin.health),
+    Route("/blocks", admin.blocks),
     Route("/metrics", admin.metrics),
     Route("/admin/role", pool.role, methods=["GET", "POST"]),
     Route("/admin/timeline", pool.timeline),
@@ -97,7 +98,9 @@ async def _not_routed(http: HttpRequest, error: Any) -> Response:
         404: f"there is no endpoint {http.url.path}.",
         405: f"{http.url.path} does not take {http.method}.",
     }.get(error.status_code, str(error.detail))
-    return error_reply(ApiError(error.status_code, message))
+    answer = error_reply(ApiError(error.status_code, message))
+    answer.headers.update(error.headers or {})
+    return answer
 
 
 async def _gone(http: HttpRequest, error: Exception) -> Response:

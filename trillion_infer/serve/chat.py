@@ -11,10 +11,10 @@ from trillion_infer.core.sampling_params import SamplingParams
 from trillion_infer.serve.chat_answer import ChatAnswer
 from trillion_infer.serve.errors import ApiError
 from trillion_infer.serve.fields import Fields
-from trillion_infer.serve.jobs import Job
+from trillion_infer.serve.jobs import Caller, Job
 from trillion_infer.serve.replies import json_reply
 from trillion_infer.serve.sampling import COMMON, read_sampling, read_stream, read_structure
-from trillion_infer.serve.server import Caller, Server, new_id
+from trillion_infer.serve.server import Server, new_id
 from trillion_infer.serve.sse import EventStream, until_disconnect
 from trillion_infer.serve.tool_choice import ToolUse, message_structure, read_tools
 from trillion_infer.text.tools import opens_reasoning
@@ -58,7 +58,7 @@ async def chat_completions(http: HttpRequest) -> Response:
     job, in_reasoning = await until_disconnect(http.receive, run_chat(server, request, job_id, http.state.caller))
     answer = ChatAnswer(server, request, job, in_reasoning)
     if request.stream:
-        return EventStream(answer.chunks(), lambda: server.close(job), {"X-Request-Id": job.id})
+        return EventStream(job, answer, lambda: server.close(job))
     try:
         await until_disconnect(http.receive, job.finish())
         return json_reply(answer.whole(), job.id)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from trillion_infer.core.outputs import CompletionOutput
 from trillion_infer.generation.outputs import Delta
 from trillion_infer.serve.chat_reader import ChoiceReader
+from trillion_infer.serve.fields import JsonTemplate
 from trillion_infer.serve.jobs import Job
 from trillion_infer.serve.logprobs import Entry, chat_logprobs
 from trillion_infer.serve.replies import finish_reason
@@ -33,6 +34,7 @@ class ChatAnswer:
     def __init__(self, server: Server, request: ChatRequest, job: Job, in_reasoning: bool):
         self._server, self._request, self._job, self._in_reasoning = server, request, job, in_reasoning
         self._head = {"id": job.id, "created": int(time.time()), "model": server.options.model_name}
+        self._templates: dict[int, JsonTemplate] = {}
 
     def reader(self) -> ChoiceReader:
         """A reader for one completion."""
@@ -44,21 +46,25 @@ class ChatAnswer:
             calls_before=self._request.calls_before,
             stop=tuple(params.stop or ()),
             include_stop=params.include_stop_str_in_output,
+            min_tokens=params.min_tokens,
         )
 
     def whole(self) -> dict[str, Any]:
         """The body of an answer that is not streamed."""
         output = self._job.outputs[0]
-        return {
-            **self._head,
-            "object": "chat.completion",
-            "choices": [self._choice(each, output.prompt_token_ids) for each in output.outputs],
-            "usage": self._job.usage(),
-            "max_tokens": self._job.max_tokens,
-        }
+        choices = [self._choice(each, output.prompt_token_ids) for each in output.outputs]
+        return {**self._head, "object": "chat.completion", "choices": choices, **self._usage()}
+
+    def _usage(self) -> dict[str, Any]:
+        """Token counts of what was read, and the limit that was in force."""
+        usage = self._job.usage()
+        if self._server.reasoning is not None:
+            thought = sum(reader.reasoning_tokens for reader in self._readers)
+            usage["completion_tokens_details"] = {"reasoning_tokens": thought}
+        return {"usage": usage, "max_tokens": self._job.max_tokens}
 
     def _choice(self, each: CompletionOutput, prompt_ids: list[int]) -> dict[str, Any]:
-        reader = self.reader()
+        reader = self._readers[each.index]
         delta = Delta(self._job.id, each.index, each.text, each.token_ids, None, each.finish_reason, each.stop_reason)
         message = assemble(reader.push(delta))
         written: dict[str, Any] = {"role": "assistant", "content": message.content, "refusal": None}
@@ -84,27 +90,45 @@ class ChatAnswer:
             return None
         return {"content": chat_logprobs(ids, entries or [], count, self._server.tokenizer), "refusal": None}
 
-    async def chunks(self) -> AsyncIterator[dict[str, Any]]:
-        """The events of a streamed answer."""
-        readers = [self.reader() for _ in range(self._request.params.n)]
-        for index in range(len(readers)):
-            yield self._chunk(index, {"role": "assistant", "content": ""})
-        async for _, delta in self._job.deltas():
-            events = readers[delta.index].push(delta)
-            logprobs = self._logprobs(delta.token_ids, delta.logprobs) if delta.token_ids else None
-            ids: dict[str, Any] = {"token_ids": delta.token_ids} if self._request.return_ids else {}
-            parts = [part for part in map(_part, events) if part is not None]
-            if not parts and (logprobs is not None or ids):
-                parts = [{"content": ""}]
-            for part in parts:
-                yield self._chunk(delta.index, part, logprobs=logprobs, **ids)
+    def begin(self) -> list[Any]:
+        """The first chunk of each choice."""
+        return [self._chunk(index, {"role": "assistant", "content": ""}) for index in range(self._request.params.n)]
+
+    def add(self, number: int, delta: Delta) -> list[Any]:
+        """The chunks of a delta."""
+        reader = self._readers[delta.index]
+        events = reader.push(delta)
+        logprobs = self._logprobs(delta.token_ids, delta.logprobs) if delta.token_ids else None
+        ids: dict[str, Any] = {"token_ids": delta.token_ids} if self._request.return_ids else {}
+        chunks: list[Any] = []
+        for event in events:
+            if isinstance(event, ContentDelta) and logprobs is None and not ids:
+                chunks.append(self._template(delta.index).fill(event.text))
+            elif (part := _part(event)) is not None:
+                chunks.append(self._chunk(delta.index, part, logprobs=logprobs, **ids))
                 logprobs, ids = None, {}
-            if delta.finish_reason is not None:
-                reason = finish_reason(delta.finish_reason, readers[delta.index].has_calls)
-                yield self._chunk(delta.index, {}, reason, stop_reason=delta.stop_reason)
-        if self._request.include_usage:
-            usage = {"usage": self._job.usage(), "max_tokens": self._job.max_tokens}
-            yield {**self._head, "object": "chat.completion.chunk", "choices": [], **usage}
+        if not chunks and (logprobs is not None or ids):
+            chunks = [self._chunk(delta.index, {"content": ""}, logprobs=logprobs, **ids)]
+        if delta.finish_reason is not None:
+            reason = finish_reason(delta.finish_reason, reader.has_calls)
+            chunks.append(self._chunk(delta.index, {}, reason, stop_reason=delta.stop_reason))
+        return chunks
+
+    def end(self) -> list[Any]:
+        """The usage chunk, if it was asked for."""
+        if not self._request.include_usage:
+            return []
+        return [{**self._head, "object": "chat.completion.chunk", "choices": [], **self._usage()}]
+
+    @cached_property
+    def _readers(self) -> list[ChoiceReader]:
+        return [self.reader() for _ in range(self._request.params.n)]
+
+    def _template(self, index: int) -> JsonTemplate:
+        """The chunk of choice `index` that brings text alone."""
+        if index not in self._templates:
+            self._templates[index] = JsonTemplate(self._chunk(index, {"content": JsonTemplate.HOLE}))
+        return self._templates[index]
 
     def _chunk(self, index: int, part: dict[str, Any], reason: str | None = None, **more: Any) -> dict[str, Any]:
         choice = {"index": index, "delta": part, "logprobs": None, "finish_reason": reason, **more}

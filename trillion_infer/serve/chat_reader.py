@@ -8,7 +8,10 @@ from trillion_infer.text.tools import ContentDelta, Event, OutputParser, Reasoni
 
 
 class ChoiceReader:
-    """Turns deltas of one completion into events. Without calls and reasoning the text itself is the content."""
+    """Turns deltas of one completion into events. Without calls and reasoning the text itself is the content.
+
+    reasoning_tokens: tokens read so far from the opening of the reasoning to its end, both marks included.
+    """
 
     def __init__(
         self,
@@ -17,13 +20,16 @@ class ChoiceReader:
         *,
         in_reasoning: bool,
         calls_before: int,
-        stop: tuple[str, ...],
-        include_stop: bool,
+        stop: tuple[str, ...] = (),
+        include_stop: bool = False,
+        min_tokens: int = 0,
     ):
         format = call_format(server, use)
         self._eos = server.reader.eos_ids - server.tokenizer.special_ids
         self._no_calls = not use.offered
         self._parser = None
+        self._min_tokens, self._read = min_tokens, 0
+        self.reasoning_tokens = 0
         if format is not None or server.reasoning is not None:
             self._parser = OutputParser(
                 server.tokenizer,
@@ -39,7 +45,12 @@ class ChoiceReader:
         """Events that a delta completes, with the last ones if it ends the completion."""
         if self._parser is None:
             return [ContentDelta(delta.text)] if delta.text else []
-        events = self._parser.push(self._text_ids(delta))
+        events = []
+        for token in self._text_ids(delta):
+            self._read += 1
+            thought = self._parser.in_reasoning
+            events += self._parser.push((token,), allow_stop=self._read > self._min_tokens)
+            self.reasoning_tokens += thought or self._parser.in_reasoning
         if delta.finish_reason is not None:
             events += self._parser.finish()
         return [e for e in events if isinstance(e, ContentDelta | ReasoningDelta)] if self._no_calls else events

@@ -1,7 +1,6 @@
 """/v1/completions."""
 
 import time
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +12,7 @@ from trillion_infer.core.sampling_params import SamplingParams
 from trillion_infer.generation.outputs import Delta
 from trillion_infer.generation.prompts import Prompt
 from trillion_infer.serve.errors import ApiError
-from trillion_infer.serve.fields import Fields
+from trillion_infer.serve.fields import Fields, JsonTemplate
 from trillion_infer.serve.jobs import Job
 from trillion_infer.serve.logprobs import Entry, completion_logprobs
 from trillion_infer.serve.replies import finish_reason, json_reply
@@ -56,7 +55,7 @@ async def completions(http: HttpRequest) -> Response:
     )
     answer = _Answer(server, request, job)
     if request.stream:
-        return EventStream(answer.chunks(), lambda: server.close(job), {"X-Request-Id": job.id})
+        return EventStream(job, answer, lambda: server.close(job))
     try:
         await until_disconnect(http.receive, job.finish())
         return json_reply(answer.whole(), job.id)
@@ -120,7 +119,8 @@ class _Answer:
             "created": int(time.time()),
             "model": server.options.model_name,
         }
-        self._lengths: dict[int, int] = {}
+        self._lengths: dict[int, int] = {}  # by choice: characters of its tokens with log-probabilities so far
+        self._templates: dict[int, JsonTemplate] = {}
 
     def whole(self) -> dict[str, Any]:
         """The body of an answer that is not streamed."""
@@ -146,13 +146,8 @@ class _Answer:
             text = self._prompt_text(output.prompt, output.prompt_token_ids) + text
             ids = [*output.prompt_token_ids, *ids]
             entries = [*(output.prompt_logprobs or ()), *entries]
-        choice = {
-            "index": index,
-            "text": text,
-            "logprobs": self._logprobs(ids, entries),
-            "finish_reason": finish_reason(each.finish_reason),
-            "stop_reason": each.stop_reason,
-        }
+        reason = finish_reason(each.finish_reason)
+        choice = _choice(index, text, self._logprobs(ids, entries), reason, each.stop_reason)
         if request.return_ids:
             choice |= {"token_ids": each.token_ids, "prompt_token_ids": output.prompt_token_ids}
         return choice
@@ -169,36 +164,64 @@ class _Answer:
     def _prompt_text(self, text: str | None, ids: list[int]) -> str:
         return text if text is not None else self._server.tokenizer.decode(ids)
 
-    async def chunks(self) -> AsyncIterator[dict[str, Any]]:
-        """The events of a streamed answer."""
-        n, begun = self._request.params.n, set()
-        usage = {"usage": None} if self._request.include_usage else {}
-        async for number, delta in self._job.deltas():
-            index = number * n + delta.index
-            choice = self._delta(number, index, delta, first=index not in begun)
-            begun.add(index)
-            if choice is not None:
-                yield {**self._head, "choices": [choice], **usage}
-        if self._request.include_usage:
-            yield {**self._head, "choices": [], "usage": self._job.usage(), "max_tokens": self._job.max_tokens}
+    def begin(self) -> list[Any]:
+        """Nothing: chunks begin with text."""
+        return []
 
-    def _delta(self, number: int, index: int, delta: Delta, first: bool) -> dict[str, Any] | None:
+    def add(self, number: int, delta: Delta) -> list[Any]:
+        """The chunk of a delta, if it brings anything."""
+        index = number * self._request.params.n + delta.index
+        request = self._request
+        plain = not (request.echo or request.return_ids) and request.params.logprobs is None
+        if not plain or delta.finish_reason is not None:
+            choice = self._delta(number, index, delta)
+            return [] if choice is None else [self._chunk(choice)]
+        if not delta.text:
+            return []
+        if index not in self._templates:
+            self._templates[index] = JsonTemplate(self._chunk(_choice(index, JsonTemplate.HOLE)))
+        return [self._templates[index].fill(delta.text)]
+
+    def end(self) -> list[Any]:
+        """The usage chunk, if it was asked for."""
+        if not self._request.include_usage:
+            return []
+        return [{**self._head, "choices": [], "usage": self._job.usage(), "max_tokens": self._job.max_tokens}]
+
+    def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
+        usage = {"usage": None} if self._request.include_usage else {}
+        return {**self._head, "choices": [choice], **usage}
+
+    def _delta(self, number: int, index: int, delta: Delta) -> dict[str, Any] | None:
+        request, first = self._request, index not in self._lengths
         text, ids = delta.text, list(delta.token_ids)
         entries: list[Entry | None] = list(delta.logprobs or ())
-        if self._request.echo and first:
+        if request.echo and first:
             state = self._job.states[number]
             prompt_ids = state.texts[0].request.prompt_ids
             text, ids = self._prompt_text(state.prompt, prompt_ids) + text, [*prompt_ids, *ids]
             entries = [*(state.prompt_logprobs or ()), *entries]
-        if not text and delta.finish_reason is None and not (entries or self._request.return_ids):
+        offset = self._lengths.setdefault(index, 0)
+        if not text and delta.finish_reason is None and not (entries or request.return_ids):
             return None
-        offset = self._lengths.get(index, 0)
-        self._lengths[index] = offset + len(text)
-        choice = {
-            "index": index,
-            "text": text,
-            "logprobs": self._logprobs(ids, entries, offset) if ids else None,
-            "finish_reason": finish_reason(delta.finish_reason),
-            "stop_reason": delta.stop_reason,
-        }
-        return {**choice, "token_ids": delta.token_ids} if self._request.return_ids else choice
+        logprobs = self._logprobs(ids, entries, offset) if ids else None
+        if logprobs:
+            self._lengths[index] = logprobs["text_offset"][-1] + len(logprobs["tokens"][-1])
+        choice = _choice(index, text, logprobs, finish_reason(delta.finish_reason), delta.stop_reason)
+        return {**choice, "token_ids": delta.token_ids} if request.return_ids else choice
+
+
+def _choice(
+    index: int,
+    text: str,
+    logprobs: dict[str, Any] | None = None,
+    reason: str | None = None,
+    stop_reason: int | str | None = None,
+) -> dict[str, Any]:
+    return {
+        "index": index,
+        "text": text,
+        "logprobs": logprobs,
+        "finish_reason": reason,
+        "stop_reason": stop_reason,
+    }

@@ -18,6 +18,10 @@ from trillion_infer.generation.outputs import Delta, PromptState
 
 log = logging.getLogger("trillion_infer.serve")
 
+_LOOP_FIRST_S = 0.003
+"""How long the engine leaves the interpreter to the event loop after a step, so that tokens are written before the next
+step is planned: the device has that step's predecessor to compute meanwhile. Both would wait for one lock otherwise."""
+
 Item = Delta | RequestOutput | EngineDeadError
 """What a prompt brings: its deltas, then its whole output; or the error that ended the engine."""
 
@@ -47,8 +51,7 @@ class EngineThread:
         self._thread.start()
 
     def _wake(self) -> None:
-        with contextlib.suppress(EngineDeadError):
-            self._send(lambda: None)
+        self.tell(lambda: None)
 
     @property
     def error(self) -> EngineDeadError | None:
@@ -72,10 +75,12 @@ class EngineThread:
 
     def abort(self, request_id: str) -> None:
         """Ends a prompt before the next step; unknown ids and a dead engine change nothing."""
-        try:
-            self._send(lambda: self._deliver(self.generator.abort(request_id)))
-        except EngineDeadError:
-            return
+        self.tell(lambda: self._deliver(self.generator.abort(request_id)))
+
+    def tell(self, function: Callable[[], Any]) -> None:
+        """Runs `function` between two steps, if there are any more."""
+        with contextlib.suppress(EngineDeadError):
+            self._send(function)
 
     async def call(self, function: Callable[[], Any]) -> Any:
         """The value of `function`, run between two steps."""
@@ -144,7 +149,9 @@ class EngineThread:
                 loop, sink = self._sinks.pop(request_id)
                 by_loop[loop].append((sink, self.generator.take(request_id)))
         for loop, items in by_loop.items():
-            loop.call_soon_threadsafe(_give, items)
+            written = threading.Event()
+            loop.call_soon_threadsafe(_give, loop, items, written)
+            written.wait(_LOOP_FIRST_S)
 
     def _end(self, error: EngineDeadError) -> None:
         with self._lock:
@@ -160,6 +167,7 @@ class EngineThread:
                 future.set_exception(error)
 
 
-def _give(items: list[tuple[Sink, Item]]) -> None:
+def _give(loop: asyncio.AbstractEventLoop, items: list[tuple[Sink, Item]], written: threading.Event) -> None:
     for sink, item in items:
         sink(item)
+    loop.call_soon(written.set)  # behind those whom the items have woken

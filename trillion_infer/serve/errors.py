@@ -17,6 +17,7 @@ _TYPES = {
     405: "invalid_request_error",
     408: "timeout_error",
     413: "invalid_request_error",
+    431: "invalid_request_error",
     429: "rate_limit_error",
     500: "server_error",
     503: "service_unavailable_error",
@@ -44,7 +45,8 @@ class ApiError(Exception):
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
 
     def headers(self) -> dict[str, str]:
-        return {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
+        challenge = {"WWW-Authenticate": "Bearer"} if self.status == 401 else {}
+        return challenge if self.retry_after is None else {**challenge, "Retry-After": str(self.retry_after)}
 
 
 def as_api_error(error: BaseException, retry_after: int = 1) -> ApiError:

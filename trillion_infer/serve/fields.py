@@ -12,6 +12,8 @@ IGNORED = frozenset(
 )
 """Fields that OpenAI's clients send and that change nothing here."""
 
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
 _NAMES = {str: "a string", int: "a whole number", float: "a number", bool: "true or false", list: "a list"}
 _NAMES[dict] = "an object"
 
@@ -68,8 +70,20 @@ def parse_json(body: bytes) -> Any:
 
 def dump_json(value: Any) -> bytes:
     """Compact JSON in UTF-8, never with NaN or infinity in it."""
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return text.encode("utf-8", "backslashreplace")
+    return _ENCODER.encode(value).encode("utf-8", "backslashreplace")
+
+
+class JsonTemplate:
+    """A JSON value with one text that changes: all around it is written once. `value` holds HOLE in its place."""
+
+    HOLE = "\0"
+
+    def __init__(self, value: Any):
+        self._before, self._after = dump_json(value).split(dump_json(self.HOLE))
+
+    def fill(self, text: str) -> bytes:
+        """The JSON with `text` in its place."""
+        return b"%b%b%b" % (self._before, dump_json(text), self._after)
 
 
 def _refuse_constant(name: str) -> Any:

@@ -10,12 +10,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from trillion_infer.serve.errors import as_api_error
 from trillion_infer.serve.fields import dump_json
+from trillion_infer.serve.jobs import Caller
 from trillion_infer.serve.replies import error_reply
-from trillion_infer.serve.server import Caller, Server
+from trillion_infer.serve.server import Server
 
 access_log = logging.getLogger("trillion_infer.access")
 log = logging.getLogger("trillion_infer.serve")
-_OPEN = ("/", "/health", "/metrics", "/openapi.json", "/status")
+_OPEN = ("/", "/blocks", "/health", "/metrics", "/openapi.json", "/status")
 ADMIN = "/admin/"
 """Paths that have a key of their own."""
 PEERS_HEADER = "x-prefill-workers"

@@ -2,7 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,14 +18,29 @@ from trillion_infer.serve.errors import ApiError
 Prepared = tuple[PromptState, list[Request]]
 
 
+@dataclass(frozen=True)
+class Caller:
+    """Whose request it is, and the hand-off addresses of prefill workers that its router chose, best first.
+
+    prefixes, prompt_bytes: names of the prompt's prefixes, as routers know them, and what they were made from.
+    """
+
+    tenant: str = ""
+    peers: tuple[str, ...] = ()
+    prefixes: tuple[bytes, ...] = ()
+    prompt_bytes: int = 0
+
+
 class Job:
     """Prompts that one answer is made of. `states[i]` is prompt i; `outputs[i]` comes when it has finished."""
 
-    def __init__(self, job_id: str, tenant: str, thread: EngineThread, prepared: Sequence[Prepared]):
-        self.id, self.tenant = job_id, tenant
+    def __init__(self, job_id: str, caller: Caller, thread: EngineThread, prepared: Sequence[Prepared]):
+        self.id, self.caller = job_id, caller
         self.began = time.monotonic()
         self._thread, self._prepared = thread, list(prepared)
-        self._items: asyncio.Queue[tuple[int, Item]] = asyncio.Queue()
+        self._items: deque[tuple[int, Item]] = deque()
+        self._arrived: asyncio.Future[None] | None = None
+        self._only_outputs = False
         self._submitted = 0
         self.states = [state for state, _ in self._prepared]
         self.outputs: dict[int, RequestOutput] = {}
@@ -39,28 +56,39 @@ class Job:
             raise
 
     def _receive(self, number: int, item: Item) -> None:
-        self._items.put_nowait((number, item))
+        if self._only_outputs and isinstance(item, Delta) and item.finish_reason is None:
+            return
+        self._items.append((number, item))
+        if self._arrived is not None and not self._arrived.done():
+            self._arrived.set_result(None)
 
-    async def deltas(self) -> AsyncIterator[tuple[int, Delta]]:
-        """(prompt number, delta) as they come, until every output is there."""
-        while len(self.outputs) < len(self.states):
-            number, item = await self._items.get()
-            if isinstance(item, EngineDeadError):
-                raise item
-            if isinstance(item, RequestOutput):
-                self.outputs[number] = item
-            else:
-                if item.error is not None:
-                    raise item.error
-                if item.finish_reason == "error":
-                    raise ApiError(
-                        500, "the grammar of this request gave up; simplify its schema.", code="grammar_failed"
-                    )
-                yield number, item
+    async def take(self) -> list[tuple[int, Delta]]:
+        """(prompt number, delta) of all that came since the last call, at least one; none once every output is there.
+
+        Raises what ended a prompt, after the deltas before it.
+        """
+        while True:
+            found: list[tuple[int, Delta]] = []
+            while self._items:
+                number, item = self._items[0]
+                if isinstance(item, RequestOutput):
+                    self.outputs[number] = item
+                elif (error := _error_of(item)) is None:
+                    found.append((number, item))  # pyright: ignore[reportArgumentType]
+                elif found:
+                    return found
+                else:
+                    raise error
+                self._items.popleft()
+            if found or len(self.outputs) == len(self.states):
+                return found
+            self._arrived = asyncio.get_running_loop().create_future()
+            await self._arrived
 
     async def finish(self) -> list[RequestOutput]:
-        """The whole outputs, in the order of the prompts."""
-        async for _ in self.deltas():
+        """The whole outputs, in the order of the prompts; deltas on the way are dropped."""
+        self._only_outputs = True
+        while await self.take():
             pass
         return [self.outputs[number] for number in range(len(self.states))]
 
@@ -95,3 +123,11 @@ class Job:
     def max_tokens(self) -> int:
         """The largest limit in force, after the context's end was taken into account."""
         return max(request.max_tokens for _, requests in self._prepared for request in requests)
+
+
+def _error_of(item: Delta | EngineDeadError) -> Exception | None:
+    if isinstance(item, EngineDeadError) or item.error is not None:
+        return item if isinstance(item, EngineDeadError) else item.error
+    if item.finish_reason == "error":
+        return ApiError(500, "the grammar of this request gave up; simplify its schema.", code="grammar_failed")
+    return None

@@ -27,6 +27,7 @@ class Endpoint:
     media: str = JSON
     streams: bool = False
     guarded: bool = True
+    query: tuple[tuple[str, schemas.Schema], ...] = ()
 
     def operation(self) -> dict[str, Any]:
         content: dict[str, Any] = {self.media: {} if self.answer is None else {"schema": self.answer}}
@@ -42,6 +43,8 @@ class Endpoint:
         if "{" in self.path:
             name = self.path[self.path.index("{") + 1 : self.path.index("}")]
             found["parameters"] = [{"name": name, "in": "path", "required": True, "schema": schemas.TEXT}]
+        if self.query:
+            found["parameters"] = [{"name": name, "in": "query", "schema": schema} for name, schema in self.query]
         if not self.guarded:
             found["security"] = []
         return found
@@ -122,6 +125,15 @@ ENDPOINTS = (
     ),
     Endpoint("/admin/timeline", "get", "The newest spans of a worker.", {"type": "object"}, errors=(404,)),
     Endpoint("/health", "get", "Whether the engine loop turns.", schemas.HEALTHY, errors=(503,), guarded=False),
+    Endpoint(
+        "/blocks",
+        "get",
+        "What changed in the prefix cache, for routers.",
+        schemas.BLOCKS,
+        errors=(400, 500),
+        guarded=False,
+        query=(("epoch", {"type": "string"}), ("count", schemas.TOKEN)),
+    ),
     Endpoint("/metrics", "get", "Figures for Prometheus.", None, media="text/plain", guarded=False),
     Endpoint("/status", "get", "Figures of the status page.", schemas.STATUS, guarded=False),
     Endpoint("/", "get", "The status page.", None, media="text/html", guarded=False),

@@ -9,7 +9,8 @@ class ServerOptions:
 
     model_name: the name clients use.
     api_keys: keys that open the server; none leaves it open. Each key is a tenant with a prefix cache of its own.
-    max_body_bytes: largest request body. body_timeout_s: longest time for a body to arrive.
+    max_body_bytes: largest request body. body_timeout_s: longest time for a request's head, and
+        then for its body, to arrive.
     max_requests: most requests in flight, more get 429. retry_after_s: what 429 and 503 tell clients.
     stall_s: an engine step longer than this makes /health unhealthy.
     tool_format, reasoning_format: names of the model's formats; None finds them in its chat template, "none" turns

@@ -5,15 +5,19 @@ from typing import Any
 from trillion_infer.serve.chat import ChatRequest
 from trillion_infer.serve.errors import ApiError
 from trillion_infer.serve.fields import Fields
-from trillion_infer.serve.sampling import format_of, read_sampling
+from trillion_infer.serve.sampling import format_of, read_sampling, read_stream
 from trillion_infer.serve.server import Server
 from trillion_infer.serve.tool_choice import read_tools
 
 _SAMPLING = "temperature top_p top_k min_p seed stop"
 FIELDS = frozenset(
     f"{_SAMPLING} model input instructions max_output_tokens tools tool_choice parallel_tool_calls text stream "
-    "stream_options reasoning truncation include background previous_response_id cache_salt session_id".split()
+    "stream_options reasoning truncation include top_logprobs background previous_response_id cache_salt "
+    "session_id".split()
 )
+_LOGPROBS = "message.output_text.logprobs"
+_INCLUDES = (_LOGPROBS, "reasoning.encrypted_content")
+"""What `include` may name; reasoning is never encrypted here, so that the second changes nothing."""
 _FUNCTION = ("name", "description", "parameters", "strict")
 
 
@@ -25,11 +29,15 @@ def read_response_request(body: Any, server: Server) -> ChatRequest:
         if fields.take(name, str, bool):
             raise ApiError(400, f"{name} is not supported: nothing is kept between requests.", param=name)
     text = Fields(fields.take("text", dict, default={}), ("format", "verbosity"), "text").take("format", dict)
+    stream, _ = read_stream(fields)
+    _check_truncation(fields.take("truncation", str))
+    fields.take("metadata", dict)
     reasoning = Fields(fields.take("reasoning", dict, default={}), ("effort", "summary"), "reasoning")
     effort = reasoning.take("effort", str)
     params = read_sampling(
         fields,
         max_tokens=fields.take("max_output_tokens", int),
+        logprobs=_logprobs(fields.take("include", list, default=[]), fields.take("top_logprobs", int)),
         structured_output=None if text is None else format_of(text, "text.format"),
     )
     tools = [_nested(tool, f"tools[{n}]") for n, tool in enumerate(fields.take("tools", list, default=[]))]
@@ -41,10 +49,25 @@ def read_response_request(body: Any, server: Server) -> ChatRequest:
         params,
         read_tools(tools, choice, fields.take("parallel_tool_calls", bool, default=True)),
         {"reasoning_effort": effort} if effort else {},
-        fields.take("stream", bool, default=False),
+        stream,
         salt=fields.take("cache_salt", str, default=""),
         session_id=fields.take("session_id", str),
     )
+
+
+def _check_truncation(value: str | None) -> None:
+    if value not in (None, "disabled"):
+        raise ApiError(
+            400, f"truncation is {value!r}; it must be disabled: no input is ever shortened.", param="truncation"
+        )
+
+
+def _logprobs(include: list[Any], count: int | None) -> int | None:
+    """How many log-probabilities a token has beside its own; None for none at all."""
+    for name in include:
+        if name not in _INCLUDES:
+            raise ApiError(400, f"include has {name!r}; it must be of: {', '.join(_INCLUDES)}.", param="include")
+    return count or 0 if _LOGPROBS in include or count else None
 
 
 def _nested(tool: Any, where: str) -> dict[str, Any]:

@@ -9,16 +9,24 @@ Json = dict[str, Any]
 
 
 class ResponseItems:
-    """Builds `items` from a message's events; each push returns the stream events that it causes, unnumbered."""
+    """Builds `items` from a message's events; each push returns the stream events that it causes, unnumbered.
+
+    Log-probabilities wait for the text that their tokens make; those of reasoning and calls are dropped.
+    """
 
     def __init__(self, new_id: Callable[[str], str]):
         self.items: list[Json] = []
         self._new_id = new_id
         self._open = False
+        self._scores: list[Json] = []
 
-    def push(self, events: Iterable[Event]) -> list[Json]:
+    def push(self, events: Iterable[Event], scores: Iterable[Json] = ()) -> list[Json]:
+        """`scores`: log-probabilities of the tokens behind `events`, as chat writes them."""
+        self._scores += scores
         out: list[Json] = []
         for event in events:
+            if not isinstance(event, ContentDelta):
+                self._scores = []
             match event:
                 case ContentDelta(text):
                     out += self._text("message", text)
@@ -41,17 +49,22 @@ class ResponseItems:
             out += self.close()
             item: Json = {"type": kind, "id": self._new_id("msg" if kind == "message" else "rs"), "content": []}
             if kind == "message":
-                part: Json = {"type": "output_text", "text": "", "annotations": []}
+                part: Json = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
                 item |= {"role": "assistant", "status": "in_progress"}
             else:
                 part = {"type": "reasoning_text", "text": ""}
                 item |= {"summary": []}
             out += self._add(item)
             item["content"].append(part)
-            out.append(self._event("response.content_part.added", content_index=0, part=dict(part)))
+            copy = {name: list(value) if isinstance(value, list) else value for name, value in part.items()}
+            out.append(self._event("response.content_part.added", content_index=0, part=copy))
         part = self.items[-1]["content"][0]
         part["text"] += text
-        more = {"logprobs": []} if kind == "message" else {}
+        more = {}
+        if kind == "message":
+            more = {"logprobs": self._scores}
+            part["logprobs"] += self._scores
+            self._scores = []
         out.append(self._event(f"response.{part['type']}.delta", content_index=0, delta=text, **more))
         return out
 
@@ -74,7 +87,7 @@ class ResponseItems:
             out.append(self._event("response.function_call_arguments.done", **done))
         else:
             part = item["content"][0]
-            more = {"logprobs": []} if item["type"] == "message" else {}
+            more = {"logprobs": part["logprobs"]} if item["type"] == "message" else {}
             out.append(self._event(f"response.{part['type']}.done", content_index=0, text=part["text"], **more))
             out.append(self._event("response.content_part.done", content_index=0, part=part))
         out.append({"type": "response.output_item.done", "output_index": len(self.items) - 1, "item": item})

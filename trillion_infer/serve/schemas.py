@@ -126,8 +126,9 @@ RESPONSES = body(
         "max_output_tokens": SAMPLING["max_tokens"],
         "text": FREE,
         "reasoning": FREE,
-        "truncation": nullable("string"),
-        "include": nullable("array"),
+        "truncation": {"enum": ["disabled", None]},
+        "include": listing({"enum": ["message.output_text.logprobs", "reasoning.encrypted_content"]}),
+        "top_logprobs": nullable("integer", minimum=0, maximum=MAX_LOGPROBS),
         "background": {"type": ["string", "boolean", "null"]},
         "previous_response_id": {"type": ["string", "boolean", "null"]},
     },
@@ -136,12 +137,12 @@ TOKENIZE: Schema = {
     "anyOf": [
         body(
             ("prompt",),
-            {"model": {}, "prompt": {"type": "string"}, "add_special_tokens": nullable("boolean")},
+            {"model": nullable("string"), "prompt": {"type": "string"}, "add_special_tokens": nullable("boolean")},
         ),
-        body(("messages",), {"model": {}, "messages": MESSAGES, "tools": TOOLS}, TEMPLATE),
+        body(("messages",), {"model": nullable("string"), "messages": MESSAGES, "tools": TOOLS}, TEMPLATE),
     ]
 }
-DETOKENIZE = body(("tokens",), {"model": {}, "tokens": {"type": "array", "items": TOKEN}})
+DETOKENIZE = body(("tokens",), {"model": nullable("string"), "tokens": {"type": "array", "items": TOKEN}})
 ROLE = body(("role",), {"role": {"enum": ["prefill", "decode", "both"]}})
 ABORT = body(("request_id",), {"request_id": {"type": "string"}})
 
@@ -183,7 +184,12 @@ SESSION_LIST = body(
 )
 SESSION_DELETED = answer("session", deleted={"const": True})
 CACHE_DELETED = body(("object", "deleted"), {"object": {"const": "cache"}, "deleted": {"const": True}})
-HEALTHY = body(("status",), {"status": {"const": "ok"}})
+HEALTHY = body(("status",), {"status": {"const": "ok"}}, closed=False)
+HASHES: Schema = {"type": "array", "items": TEXT}
+BLOCKS = body(
+    ("epoch", "count", "reset", "stored", "removed"),
+    {"epoch": TEXT, "count": {"type": "integer"}, "reset": {"type": "boolean"}, "stored": HASHES, "removed": HASHES},
+)
 STATUS = body(("model", "requests", "engine"), {"model": TEXT, "requests": TOKEN, "engine": FREE}, closed=False)
 ERROR = body(
     ("error",),

@@ -4,22 +4,25 @@ import asyncio
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 
 from trillion_infer.core.errors import EngineDeadError, InvalidRequestError
+from trillion_infer.core.prompt_prefix import prefix_hashes, prompt_of, tenant_of
 from trillion_infer.core.sampling_params import SamplingParams
 from trillion_infer.engine.handoff.worker import HandoffEngine
 from trillion_infer.generation.generator import Generator
 from trillion_infer.generation.prompts import Prompt
 from trillion_infer.serve.auth import Keys
+from trillion_infer.serve.block_events import BlockEvents
 from trillion_infer.serve.engine_thread import EngineThread
 from trillion_infer.serve.errors import ApiError
 from trillion_infer.serve.fields import parse_json
-from trillion_infer.serve.jobs import Job
+from trillion_infer.serve.jobs import Caller, Job
 from trillion_infer.serve.metrics import Metrics
 from trillion_infer.serve.options import ServerOptions
 from trillion_infer.serve.sse import ClientGone
@@ -29,14 +32,6 @@ from trillion_infer.text.tools import detect_reasoning_format, detect_tool_forma
 from trillion_infer.text.tools.formats import REASONING_FORMATS, ReasoningFormat
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Caller:
-    """Whose request it is, and the hand-off addresses of prefill workers that its router chose, best first."""
-
-    tenant: str = ""
-    peers: tuple[str, ...] = ()
 
 
 class Server:
@@ -50,6 +45,7 @@ class Server:
         self.draining = False
         self.generated_tokens = 0
         self.jobs: dict[str, Job] = {}
+        self.blocks = BlockEvents(generator.engine.holds)
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="prompts")
         self._template: ChatTemplate | None = None
         tokenizer = self.reader.tokenizer
@@ -101,7 +97,15 @@ class Server:
             raise ClientGone from None
         except TimeoutError:
             raise ApiError(408, f"the body did not arrive within {self.options.body_timeout_s:g} s.") from None
-        return parse_json(b"".join(chunks))
+        value = parse_json(b"".join(chunks))
+        if isinstance(value, dict):
+            prompt, _ = prompt_of(value)
+            salt = tenant_of(request.headers.get("authorization", "")).encode()
+            caller = request.state.caller
+            request.state.caller = replace(
+                caller, prefixes=tuple(prefix_hashes(prompt, salt)), prompt_bytes=len(prompt)
+            )
+        return value
 
     def check_model(self, name: str) -> None:
         """Refuses a model that is not served here."""
@@ -161,7 +165,7 @@ class Server:
                 for number, prompt in enumerate(prompts)
             ]
 
-        job = Job(job_id, tenant, self.thread, await self.prepared(read))
+        job = Job(job_id, caller, self.thread, await self.prepared(read))
         self.jobs[job_id] = job
         try:
             await job.start()
@@ -176,11 +180,19 @@ class Server:
         if self.jobs.pop(job.id, None) is not None:
             self.metrics.observe(job)
             self.generated_tokens += job.tokens_so_far
+            self.thread.tell(partial(self._computed, job))
+
+    def _computed(self, job: Job) -> None:
+        """Tells routers of a prompt that was computed; run by the engine's thread."""
+        caller, request = job.caller, job.states[0].texts[0].request
+        if len(job.states) == 1 and 0 in job.outputs and caller.prefixes:
+            blocks = len(request.prompt_ids) / self.thread.generator.engine.page_size
+            self.blocks.stored(caller.prefixes, request.block_names, caller.prompt_bytes, blocks)
 
     def abort(self, job_id: str, tenant: str) -> bool:
         """Ends a tenant's job; False for an id that is not live or somebody else's."""
         job = self.jobs.get(job_id)
-        if job is None or job.tenant != tenant:
+        if job is None or job.caller.tenant != tenant:
             return False
         job.abort()
         return True

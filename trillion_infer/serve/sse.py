@@ -1,14 +1,16 @@
 """Server-sent events, and noticing that a client has gone."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol, TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from trillion_infer.generation.outputs import Delta
 from trillion_infer.serve.errors import as_api_error
 from trillion_infer.serve.fields import dump_json
+from trillion_infer.serve.jobs import Job
 
 T = TypeVar("T")
 
@@ -36,20 +38,35 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-class EventStream(Response):
-    """Sends each JSON value of `events` as one event, and `[DONE]` at the end.
+class Writer(Protocol):
+    """Turns a job into events: JSON values, or bytes that are JSON already."""
 
-    An error after the headers becomes an event of its own. `close` is called when the stream ends in any way.
+    def begin(self) -> list[Any]:
+        """Events before the first delta."""
+        ...
+
+    def add(self, number: int, delta: Delta) -> list[Any]:
+        """Events of a delta of prompt `number`."""
+        ...
+
+    def end(self) -> list[Any]:
+        """Events after the last delta, when the job's outputs are there."""
+        ...
+
+
+class EventStream(Response):
+    """Sends the events of a job, and `[DONE]` at the end. What one step brings is one write to the connection.
+
+    An error after the headers becomes an event of its own. `close` is called when the stream ends in any way. named:
+    each event has its `type` as its name, and nothing marks the end.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(
-        self, events: AsyncIterator[Any], close: Callable[[], None], headers: dict[str, str], named: bool = False
-    ):
-        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **headers})
+    def __init__(self, job: Job, writer: Writer, close: Callable[[], None], named: bool = False):
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", "X-Request-Id": job.id})
         del self.headers["content-length"]
-        self._events, self._close, self._named = events, close, named
+        self._job, self._writer, self._close, self._named = job, writer, close, named
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -61,17 +78,29 @@ class EventStream(Response):
 
     async def _pump(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        writer, encode = self._writer, _named_event if self._named else _event
         try:
-            async for event in self._events:
-                await _send_event(send, event, event["type"] if self._named else None)
+            if events := writer.begin():
+                await send(_part(b"".join(map(encode, events))))
+            while deltas := await self._job.take():
+                if body := b"".join([encode(event) for each in deltas for event in writer.add(*each)]):
+                    await send(_part(body))
+            tail = b"".join(map(encode, writer.end()))
         except OSError:
             raise
         except Exception as error:
-            await _send_event(send, as_api_error(error).body(), "error" if self._named else None)
-        tail = b"" if self._named else b"data: [DONE]\n\n"
-        await send({"type": "http.response.body", "body": tail, "more_body": False})
+            event = as_api_error(error).body()
+            tail = encode({"type": "error", **event} if self._named else event)
+        await send({**_part(tail if self._named else tail + b"data: [DONE]\n\n"), "more_body": False})
 
 
-async def _send_event(send: Send, event: Any, name: str | None) -> None:
-    head = b"" if name is None else f"event: {name}\n".encode()
-    await send({"type": "http.response.body", "body": head + b"data: " + dump_json(event) + b"\n\n", "more_body": True})
+def _part(body: bytes) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": body, "more_body": True}
+
+
+def _event(event: Any) -> bytes:
+    return b"data: %b\n\n" % (event if isinstance(event, bytes) else dump_json(event))
+
+
+def _named_event(event: dict[str, Any]) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), dump_json(event))

@@ -13,7 +13,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from trillion_infer.core.errors import InvalidRequestError, ModelLoadError
-from trillion_infer.text.messages import normalize_messages
+from trillion_infer.text.messages import calls_as_text, normalize_messages
 from trillion_infer.text.tokenizer import Tokenizer
 
 _CONTINUE_MARK = "\ue000continue\ue001"
@@ -31,6 +31,7 @@ class ChatTemplate:
             raise ModelLoadError(
                 f"the chat template has a syntax error in line {error.lineno}: {error.message}."
             ) from error
+        self._takes_calls = "tool_calls" in source
         self.source = source
         self._variables = dict(variables or {})
 
@@ -43,8 +44,11 @@ class ChatTemplate:
         **template_kwargs: Any,
     ) -> str:
         """The prompt for `messages` (OpenAI's shape). Raises InvalidRequestError with the template's own
-        message where it refuses them. `continue_final_message` leaves the last message open."""
+        message where it refuses them. A template that knows no calls gets them as text, as Hermes writes them.
+        `continue_final_message` leaves the last message open."""
         plain = normalize_messages(messages, keep_parts=self._takes_parts)
+        if not self._takes_calls:
+            plain = [calls_as_text(message) for message in plain]
         if continue_final_message:
             add_generation_prompt = False
             final = plain[-1].get("content")

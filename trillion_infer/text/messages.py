@@ -65,6 +65,17 @@ def _normalize(index: int, message: Any, keep_parts: bool) -> dict[str, Any]:
     return plain
 
 
+def calls_as_text(message: dict[str, Any]) -> dict[str, Any]:
+    """A plain message whose tool calls, if it has any, stand in its content as Hermes' models write them."""
+    calls = message.get("tool_calls")
+    if not calls or isinstance(message.get("content"), list):
+        return message
+    functions = [{name: call["function"].get(name) for name in ("name", "arguments")} for call in calls]
+    written = [f"<tool_call>\n{json.dumps(each, ensure_ascii=False)}\n</tool_call>" for each in functions]
+    rest = {name: value for name, value in message.items() if name != "tool_calls"}
+    return {**rest, "content": "\n".join(filter(None, [message.get("content"), *written]))}
+
+
 def _text_part(index: int, part: Any) -> dict[str, str]:
     if isinstance(part, str):
         return {"type": "text", "text": part}

@@ -62,11 +62,13 @@ class OutputParser:
             id: text for text, id in added.items() if id not in self._text_of and any(text in m for m in markers)
         }
         self._detokenizer = IncrementalDetokenizer(tokenizer) if tokenizer else None
+        self._in_reasoning = False
         self._reader = self._read(in_reasoning)
         next(self._reader, None)
 
-    def push(self, ids: Iterable[int]) -> list[Event]:
-        """Events that `ids` complete. Special tokens that are no markers are dropped."""
+    def push(self, ids: Iterable[int], allow_stop: bool = True) -> list[Event]:
+        """Events that `ids` complete. Special tokens that are no markers are dropped; stop strings that end in `ids`
+        count if `allow_stop`."""
         assert self._detokenizer is not None
         assert self._tokenizer is not None
         parts, plain = [], []
@@ -79,12 +81,12 @@ class OutputParser:
             plain = []
             self._detokenizer = IncrementalDetokenizer(self._tokenizer, continuation=True)
         parts.append(self._detokenizer.push(plain))
-        return self.push_text("".join(parts))
+        return self.push_text("".join(parts), allow_stop)
 
-    def push_text(self, text: str) -> list[Event]:
+    def push_text(self, text: str, allow_stop: bool = True) -> list[Event]:
         """Events that `text` completes, for text that comes without ids."""
         if self._stop is not None:
-            text, _ = self._stop.push(text)
+            text, _ = self._stop.push(text, allow_stop)
         self._scan.push(text)
         return self._advance()
 
@@ -104,6 +106,11 @@ class OutputParser:
     def calls_made(self) -> int:
         """Calls ended so far in this message; more than none makes the finish reason `tool_calls`."""
         return self._emit.calls
+
+    @property
+    def in_reasoning(self) -> bool:
+        """Whether what comes next is reasoning, as far as is known."""
+        return self._in_reasoning
 
     def _advance(self) -> list[Event]:
         next(self._reader, None)
@@ -152,7 +159,9 @@ class OutputParser:
         if think is None:
             return
         interrupters = calls.openers if calls is not None and calls.interrupts_reasoning else ()
+        self._in_reasoning = True
         found = yield from self._scan.until((think.close, *interrupters), self._emit.reasoning)
+        self._in_reasoning = False
         self._emit.end_reasoning()
         if calls is not None and found is not None and found in interrupters:
             yield from calls.read(self._context, found)
