@@ -14,6 +14,7 @@ from urllib.request import urlopen
 
 import numpy as np
 
+from trillion_infer.benchmark.light_client import stream_together
 from trillion_infer.benchmark.serving import MODEL, ServerProcess, server_process
 from trillion_infer.benchmark.stream_client import Streamed, stream_completion
 from trillion_infer.testing.scripted_server import make_marks
@@ -24,7 +25,7 @@ SERVER = "trillion_infer.testing.scripted_server"
 def added_latency_ms(streams: int = 50, tokens: int = 200, step_ms: float = 20.0) -> dict[str, float]:
     """Percentiles of the time from the engine giving a token to the client having it, over `streams` at once.
 
-    The client is another process on the same machine; what it costs is in the figures.
+    The client is another process on the same machine that only notes when bytes have come.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "marks"
@@ -32,14 +33,10 @@ def added_latency_ms(streams: int = 50, tokens: int = 200, step_ms: float = 20.0
         options = {"step_ms": step_ms, "max_running": streams, "marks": str(path)}
         with server_process(options, SERVER) as server:
             lengths = range(16, 16 + streams)
-            found = asyncio.run(_together(server.url, lengths, tokens))
+            body = {"model": MODEL, "max_tokens": tokens, "ignore_eos": True}
+            found = stream_together(server.url, [{**body, "prompt": [97] * length} for length in lengths])
         added = list(_added(found, lengths, marks))
     return {f"added_p{percent}_ms": float(np.percentile(added, percent)) for percent in (50, 90, 99)}
-
-
-async def _together(url: str, lengths: range, tokens: int) -> list[Streamed]:
-    body = {"model": MODEL, "max_tokens": tokens, "ignore_eos": True}
-    return await asyncio.gather(*(stream_completion(url, {**body, "prompt": [97] * n}) for n in lengths))
 
 
 def _added(streams: list[Streamed], lengths: range, marks: np.ndarray) -> Iterator[float]:

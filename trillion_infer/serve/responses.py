@@ -84,7 +84,9 @@ class _Answer:
         scores = chat_logprobs(delta.token_ids, delta.logprobs, count, self._server.tokenizer)
         for i, (token, score) in enumerate(zip(delta.token_ids, scores, strict=True)):
             rest = {} if i == last else {"text": "", "finish_reason": None}
-            events += self._items.push(self._reader.push(replace(delta, token_ids=[token], **rest)), [score])
+            thought = self._reader.reasoning_tokens
+            read = self._reader.push(replace(delta, token_ids=[token], **rest))
+            events += self._items.push(read, [score] if self._reader.reasoning_tokens == thought else [])
         return events
 
     def _numbered(self, events: list[dict[str, Any]]) -> list[dict[str, Any]]:

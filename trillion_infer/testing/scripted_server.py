@@ -39,14 +39,18 @@ class Paced:
     def __call__(self) -> list[Any]:
         begun = time.monotonic()
         deltas = self._step()
+        places = [] if self._marks is None else [self._place(delta) for delta in deltas]
         time.sleep(max(0.0, begun + self._pause - time.monotonic()))
-        if self._marks is not None:
-            now = time.monotonic()
-            for delta in deltas:
-                output = self._generator.output(delta.request_id)
-                end = len(output.outputs[delta.index].token_ids)
-                self._marks[len(output.prompt_token_ids), end - len(delta.token_ids) : end] = now
+        now = time.monotonic()
+        for prompt_len, start, end in places:
+            self._marks[prompt_len, start:end] = now  # pyright: ignore[reportOptionalSubscript]
         return deltas
+
+    def _place(self, delta: Any) -> tuple[int, int, int]:
+        """Prompt length, and the numbers of the first token of a delta and of the one behind its last."""
+        output = self._generator.output(delta.request_id)
+        end = len(output.outputs[delta.index].token_ids)
+        return len(output.prompt_token_ids), end - len(delta.token_ids), end
 
 
 def serve_script(options: dict[str, Any], port: int) -> None:
