@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 from jax.sharding import Mesh
@@ -24,10 +24,8 @@ from trillion_infer.distributed.group import Group
 from trillion_infer.distributed.joining import form_group, processes_of
 from trillion_infer.engine.build import BuildReport, build_disaggregated, build_engine, plan_engine
 from trillion_infer.engine.compile_cache import enable_compile_cache
-from trillion_infer.engine.disaggregated import DisaggregatedEngine
 from trillion_infer.engine.draft_plan import open_drafters
 from trillion_infer.engine.engine import Engine
-from trillion_infer.engine.many_hosts import FollowingEngine, check_options, plan_of
 from trillion_infer.engine.memory import with_unaccounted
 from trillion_infer.engine.ops import platform_of
 from trillion_infer.generation.generator import Generator, TextStream
@@ -39,6 +37,10 @@ from trillion_infer.weights.checkpoint import Checkpoint, open_checkpoint
 from trillion_infer.weights.load import LoadReport, load_params
 from trillion_infer.weights.packing import Packing, choose_packing
 from trillion_infer.weights.random_init import RandomCheckpoint, init_params
+
+if TYPE_CHECKING:
+    from trillion_infer.engine.disaggregated import DisaggregatedEngine
+    from trillion_infer.engine.many_hosts import FollowingEngine
 
 Progress = Callable[[str, int, int], None]
 
@@ -173,6 +175,8 @@ class LLM:
                     drafters = open_drafters(engine_config.speculate, target)
                     blueprint = plan_engine(family, self.mesh, engine_config, packing.abstract, drafters)
                 if self._group is not None:
+                    from trillion_infer.engine.many_hosts import plan_of
+
                     self._group.require_equal(plan_of(blueprint, fingerprint))
                 self.engine, self.report = build_engine(
                     blueprint, load, fingerprint, progress, group=self._group, timeline=timeline
@@ -219,9 +223,9 @@ class LLM:
 
         Raises GroupError where the leader is lost or computes something else.
         """
-        if not isinstance(self.engine, FollowingEngine):
+        if self.leads:
             raise ConfigError("follow is for processes of a mesh over several, except process 0, which takes requests.")
-        self.engine.follow()
+        self.engine.follow()  # pyright: ignore[reportAttributeAccessIssue]
 
     def generate(
         self,
@@ -400,6 +404,8 @@ def _join(mesh: Mesh, options: Mapping[str, Any]) -> Group | None:
     """The processes of a mesh that lies over several, connected; None for a mesh of this process alone."""
     if jax.process_count() == 1 or (isinstance(options["mesh"], Mesh) and processes_of(mesh) == [jax.process_index()]):
         return None
+    from trillion_infer.engine.many_hosts import check_options
+
     check_options(options)
     return form_group(mesh, options["group_key_file"])
 

@@ -9,7 +9,7 @@ import jax
 
 from pallas_kernels.cpu_native.build import library
 
-_TARGETS = ("ti_matmul", "ti_ragged_attention", "ti_latent_attention")
+_TARGETS = ("ti_matmul", "ti_ragged_attention", "ti_latent_attention", "ti_unwritten")
 _ISAS = ("avx512", "avx2", "neon")
 
 
@@ -19,6 +19,7 @@ class Native:
 
     isas: tuple[str, ...]
     reason: str = ""
+    library: ctypes.CDLL | None = None
 
 
 @functools.cache
@@ -37,7 +38,7 @@ def native() -> Native:
         return Native((), "the native kernels need AVX2 or NEON, which this processor lacks")
     for target in _TARGETS:
         jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(getattr(loaded, target)), platform="cpu")
-    return Native(isas)
+    return Native(isas, library=loaded)
 
 
 def require(isa: str) -> None:

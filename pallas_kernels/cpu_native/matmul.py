@@ -61,7 +61,7 @@ def quantised_matmul(
       packed: int8 or uint8 (the bits of e4m3) `[L, N, M]` with scale `[L, N]`, or int32 `[L, N, M/8]` with scale
         `[L, N, M/group]` of group 32, 64 or 128: element i of a row is bits 4*(i mod 8) of word i//8, stored as q + 8.
         L may be left out.
-      scale: float32 or bfloat16.
+      scale: float32 or bfloat16; int32 for an int4 weight with offsets, scale and offset as bfloat16 in one word.
       layer, out_dtype, isa: as in `matmul`, whose invariance also holds.
 
     Raises:
@@ -183,13 +183,13 @@ def _check_packed(x, packed, scale) -> tuple[Array, str]:
             f"int4 {packed.shape} times x {x.shape} takes scales [L, N, M/group] in groups of 32, 64 or 128,"
             f" got {scale.shape}"
         )
-    return scale, "int4"
+    return scale, "int4_affine" if scale.dtype == jnp.int32 else "int4"
 
 
 def _call(x, w, scale, layer, format, out_dtype, isa, group_sizes=None) -> Array:
     out = jnp.dtype(out_dtype or x.dtype)
     for name, dtype in (("x", x.dtype), ("scale", scale.dtype), ("out_dtype", out)):
-        if dtype.name not in _TYPES:
+        if dtype.name not in _TYPES and (name, format) != ("scale", "int4_affine"):
             raise ValueError(f"{name} must be {' or '.join(_TYPES)}, got {dtype}")
     require(isa)
     call = jax.ffi.ffi_call("ti_matmul", jax.ShapeDtypeStruct((x.shape[0], w.shape[1]), out))

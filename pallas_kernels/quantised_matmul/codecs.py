@@ -22,6 +22,23 @@ def unpack_int4(words: Int[Array, "... n//8"]) -> Int[Array, "... n"]:
     return nibbles.astype(jnp.int32).reshape(*words.shape[:-1], -1) - 8
 
 
+def pack_pair(scale: Float[Array, "..."], offset: Float[Array, "..."]) -> Int[Array, "..."]:
+    """Both rounded to bfloat16, the scale in the high half of a word, the offset in the low one."""
+
+    def bits(x: Array) -> Array:
+        return jax.lax.bitcast_convert_type(x.astype(jnp.bfloat16), jnp.uint16).astype(jnp.uint32)
+
+    return jax.lax.bitcast_convert_type((bits(scale) << jnp.uint32(16)) | bits(offset), jnp.int32)
+
+
+def unpack_pair(pair: Int[Array, "..."]) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
+    """Inverse of `pack_pair`: scale and offset in float32."""
+    return (
+        jax.lax.bitcast_convert_type(pair & jnp.int32(-65536), jnp.float32),
+        jax.lax.bitcast_convert_type(pair << jnp.int32(16), jnp.float32),
+    )
+
+
 def pack_e2m1(x: Float[Array, "... n"]) -> UInt8[Array, "... n//2"]:
     """Rounds to the nearest of 0, .5, 1, 1.5, 2, 3, 4, 6 (ties to even), two to a byte, the first in the low bits."""
     magnitude = jnp.abs(x)

@@ -16,9 +16,9 @@ def refusal_of_weight(weight: Array | QuantisedTensor) -> str | None:
     """Why a weight cannot be multiplied natively; None where it can."""
     if not isinstance(weight, QuantisedTensor):
         return refusal_of_dtypes(weight)
-    if weight.format == "int4" and weight.group not in (32, 64, 128):
+    if weight.format in ("int4", "int4_affine") and weight.group not in (32, 64, 128):
         return f"native int4 products take groups of 32, 64 or 128, got {weight.group}."
-    if weight.format in GGUF_FORMATS:
+    if weight.format in (*GGUF_FORMATS, "int4_affine"):
         return None
     if weight.format not in ("int8", "int4", "fp8_row"):
         return f"there are no native products of {weight.format} weights."

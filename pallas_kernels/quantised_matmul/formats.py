@@ -3,16 +3,18 @@
 A `QuantisedTensor` stands for a matrix `[..., out, in]` (PyTorch order: one row per output feature).
 Any number of leading axes (layers, experts, gate/up) may stand before the matrix. The formats:
 
-| format  | packed                          | scale                                         | value |
-|---------|---------------------------------|-----------------------------------------------|-------|
-| `int8`  | int8 `[..., out, in]`           | float `[..., out]`                            | q * scale |
-| `int4`  | int32 `[..., out, in/8]`        | float `[..., out, in/group]`                  | (nibble - 8) * scale |
-| `fp8`   | uint8 (e4m3fn) `[..., out, in]` | float32 `[..., ceil(out/128), ceil(in/128)]`  | q * scale |
-| `fp8_row` | uint8 (e4m3fn) `[..., out, in]` | float `[..., out]`                          | q * scale |
-| `mxfp4` | uint8 `[..., out, in/2]`        | uint8 (e8m0) `[..., out, in/32]`              | e2m1 * 2**(scale - 127) |
+| format        | packed                    | scale                                        | value |
+|---------------|---------------------------|----------------------------------------------|-------|
+| `int8`        | int8 `[..., out, in]`     | float `[..., out]`                           | q * scale |
+| `int4`        | int32 `[..., out, in/8]`  | float `[..., out, in/group]`                 | (nibble - 8) * scale |
+| `int4_affine` | int32 `[..., out, in/8]`  | int32 `[..., out, in/group]`: two bfloat16   | the same + offset |
+| `fp8`         | uint8 `[..., out, in]`    | float32 `[..., ceil(out/128), ceil(in/128)]` | e4m3fn * scale |
+| `fp8_row`     | uint8 `[..., out, in]`    | float `[..., out]`                           | e4m3fn * scale |
+| `mxfp4`       | uint8 `[..., out, in/2]`  | uint8 (e8m0) `[..., out, in/32]`             | e2m1 * 2**(scale - 127) |
 
 fp8 scales may also come per row, `[..., out, ceil(in/128)]`, where rows do not begin at a block (a shard, a slice).
 fp8 values are kept as bytes, since XLA for CPUs widens a whole float8 stack before it takes a slice of it.
+int4_affine keeps the scale of a group in the high half of a word and its offset in the low half.
 Element i of an int4 row is bits 4*(i mod 8) of word i//8; element i of an mxfp4 row is bits 4*(i mod 2) of byte i//2.
 """
 
@@ -27,16 +29,17 @@ from jaxtyping import Array, Float
 from pallas_kernels.quantised_matmul import codecs
 from pallas_kernels.quantised_matmul.gguf_blocks import GGUF_BLOCKS, block_values
 
-Format = Literal["int8", "int4", "fp8", "fp8_row", "mxfp4", "q8_0", "q4_0", "q4_1", "q4_k"]
-FORMATS: tuple[Format, ...] = ("int8", "int4", "fp8", "fp8_row", "mxfp4")
+Format = Literal["int8", "int4", "int4_affine", "fp8", "fp8_row", "mxfp4", "q8_0", "q4_0", "q4_1", "q4_k"]
+FORMATS: tuple[Format, ...] = ("int8", "int4", "int4_affine", "fp8", "fp8_row", "mxfp4")
 ROW_SCALED: tuple[Format, ...] = ("int8", "fp8_row")
 """One scale a row, which multiplies the sum."""
 GGUF_FORMATS = tuple(GGUF_BLOCKS)
 """Blocks of a GGUF file (see gguf_blocks.py), which hold their scales: the leaf `scale` is `[..., out, 0]`."""
 FP8_BLOCK = 128
 MXFP4_GROUP = 32
-_PER_ITEM = {"int8": 1, "int4": 8, "fp8": 1, "fp8_row": 1, "mxfp4": 2}
-_PACKED_DTYPE = {"int8": jnp.int8, "int4": jnp.int32, "fp8": jnp.uint8, "fp8_row": jnp.uint8, "mxfp4": jnp.uint8}
+_PER_ITEM = {"int8": 1, "int4": 8, "int4_affine": 8, "fp8": 1, "fp8_row": 1, "mxfp4": 2}
+_PACKED_DTYPE = {"int8": jnp.int8, "int4": jnp.int32, "int4_affine": jnp.int32}
+"""Of the packed leaf; uint8 for all others."""
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=("packed", "scale"), meta_fields=("format", "group"))
@@ -122,7 +125,7 @@ def default_group(format: Format) -> int:
     """Group size used where the caller names none."""
     if format in GGUF_FORMATS:
         return 0
-    return {"int8": 0, "int4": 32, "fp8": FP8_BLOCK, "fp8_row": 0, "mxfp4": MXFP4_GROUP}[format]
+    return {"int8": 0, "int4": 32, "int4_affine": 32, "fp8": FP8_BLOCK, "fp8_row": 0, "mxfp4": MXFP4_GROUP}[format]
 
 
 def abstract(
@@ -131,7 +134,10 @@ def abstract(
     """A QuantisedTensor of `jax.ShapeDtypeStruct`s, for ahead-of-time compiles and loading."""
     group = default_group(format) if group is None else group
     stored, dtype = packed_shape(shape, format)
-    scale_dtype = jnp.uint8 if format in ("mxfp4", *GGUF_FORMATS) else scale_dtype
+    if format in ("mxfp4", *GGUF_FORMATS):
+        scale_dtype = jnp.uint8
+    elif format == "int4_affine":
+        scale_dtype = jnp.int32
     scale: Any = jax.ShapeDtypeStruct(scale_shape(shape, format, group), scale_dtype)
     packed: Any = jax.ShapeDtypeStruct(stored, dtype)
     return QuantisedTensor(packed, scale, format, group)
@@ -151,7 +157,12 @@ def expand_scale(t: QuantisedTensor) -> Float[Array, "... out in"]:
     """The scale of every element in float32 (out and in may be 1 where the scale does not vary)."""
     if t.format in ROW_SCALED:
         return t.scale.astype(jnp.float32)[..., None]
-    scale = codecs.e8m0_to_float(t.scale) if t.format == "mxfp4" else t.scale.astype(jnp.float32)
+    if t.format == "mxfp4":
+        scale = codecs.e8m0_to_float(t.scale)
+    elif t.format == "int4_affine":
+        scale = codecs.unpack_pair(t.scale)[0]
+    else:
+        scale = t.scale.astype(jnp.float32)
     scale = jnp.repeat(scale, t.group, axis=-1)[..., : t.shape[-1]]
     if t.format == "fp8" and scale.shape[-2] != t.shape[-2]:
         scale = jnp.repeat(scale, t.group, axis=-2)[..., : t.shape[-2], :]
@@ -160,7 +171,7 @@ def expand_scale(t: QuantisedTensor) -> Float[Array, "... out in"]:
 
 def unpack(t: QuantisedTensor) -> Float[Array, "... out in"]:
     """The unscaled elements in float32."""
-    if t.format == "int4":
+    if t.format in ("int4", "int4_affine"):
         return codecs.unpack_int4(t.packed).astype(jnp.float32)
     if t.format == "mxfp4":
         return codecs.unpack_e2m1(t.packed)
@@ -173,13 +184,17 @@ def dequantise(t: QuantisedTensor, dtype=jnp.float32) -> Float[Array, "... out i
     """The matrix it stands for: scaled in float32, rounded once to `dtype`."""
     if t.format in GGUF_FORMATS:
         return block_values(t.packed, t.format).astype(dtype)
-    return (unpack(t) * expand_scale(t)).astype(dtype)
+    values = unpack(t) * expand_scale(t)
+    if t.format == "int4_affine":
+        values += jnp.repeat(codecs.unpack_pair(t.scale)[1], t.group, axis=-1)
+    return values.astype(dtype)
 
 
 def quantise(w: Float[Array, "... out in"], format: Format, *, group: int | None = None) -> QuantisedTensor:
     """Rounds `w` to the nearest representable values.
 
-    int8 and int4 scales have the dtype of `w`, fp8 scales are float32.
+    int8 and int4 scales have the dtype of `w`, fp8 scales are float32; int4_affine spans a group from its least value
+    to its greatest.
 
     Raises ValueError where in_features does not fit the format's group.
     """
@@ -198,6 +213,13 @@ def quantise(w: Float[Array, "... out in"], format: Format, *, group: int | None
         bits = jax.lax.bitcast_convert_type(packed.astype(jnp.float8_e4m3fn), jnp.uint8)
         return dataclasses.replace(t, packed=bits)
     grouped = values.reshape(*needed, group)
+    if format == "int4_affine":
+        low, high = jnp.min(grouped, axis=-1), jnp.max(grouped, axis=-1)
+        scale = _nonzero((high - low) / 15)
+        pair = codecs.pack_pair(scale, low + 8 * scale)
+        scale, offset = codecs.unpack_pair(pair)
+        nibbles = jnp.clip(jnp.round((grouped - offset[..., None]) / scale[..., None]), -8, 7)
+        return QuantisedTensor(codecs.pack_int4(nibbles.astype(jnp.int32).reshape(w.shape)), pair, format, group)
     absmax = jnp.max(jnp.abs(grouped), axis=-1)
     if format == "int4":
         scale = _nonzero(absmax / 7).astype(w.dtype)

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 from jax.experimental.pallas import triton as plgpu
 from jaxtyping import Array, Bool, Float, Int
 
-from pallas_kernels.quantised_matmul.codecs import e2m1_to_float, e4m3_to_float
+from pallas_kernels.quantised_matmul.codecs import e2m1_to_float, e4m3_to_float, unpack_pair
 from pallas_kernels.quantised_matmul.formats import ROW_SCALED, QuantisedTensor
 from pallas_kernels.quantised_matmul.tiles import plane_count
 
-STEP_WORDS = {None: 64, "int8": 64, "fp8": 64, "fp8_row": 64, "mxfp4": 64, "int4": 32}
+STEP_WORDS = {None: 64, "int8": 64, "fp8": 64, "fp8_row": 64, "mxfp4": 64, "int4": 32, "int4_affine": 32}
 
 
 @dataclass(frozen=True)
@@ -85,13 +85,18 @@ def product(
         inside = word < weight.words
         mask = both(real_out, inside)
         tile = plgpu.load(arrays[0].at[grid(packed_row, word)], mask=mask, other=0)
-        scale = None
+        scale = offset = None
         if weight.format not in (None, *ROW_SCALED):
             place = grid(scale_row, word // weight.words_per_scale)
-            scale = _scale_values(plgpu.load(arrays[1].at[place], mask=mask, other=0), weight.format)
+            scale = plgpu.load(arrays[1].at[place], mask=mask, other=0)
+            if weight.format == "int4_affine":
+                scale, offset = unpack_pair(scale)
+            else:
+                scale = _scale_values(scale, weight.format)
         for j in range(weight.planes):
             values = _elements(tile, weight.format, j)
             values = values if scale is None else values * scale
+            values = values if offset is None else values + offset
             x_tile = plgpu.load(x.at[grid(j * plane_rows + x_rows, word)], mask=both(x_real, inside), other=0)
             total += jax.lax.dot_general(
                 x_tile,

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from pallas_kernels.quantised_matmul.codecs import e2m1_to_float, e4m3_to_float, e8m0_to_float
+from pallas_kernels.quantised_matmul.codecs import e2m1_to_float, e4m3_to_float, e8m0_to_float, unpack_pair
 from pallas_kernels.quantised_matmul.formats import QuantisedTensor
 
 HIGHEST = jax.lax.Precision.HIGHEST
@@ -22,7 +22,7 @@ def plane_count(weight: Array | QuantisedTensor) -> int:
     """Elements in a packed word."""
     if not isinstance(weight, QuantisedTensor):
         return 1
-    return {"int4": 8, "mxfp4": 2}.get(weight.format, 1)
+    return {"int4": 8, "int4_affine": 8, "mxfp4": 2}.get(weight.format, 1)
 
 
 def split_planes(x: Float[Array, "T in"], planes: int) -> Float[Array, "planes T in/planes"]:
@@ -100,11 +100,17 @@ def multiply(
         words, decode, planes = packed.astype(jnp.int32), e2m1_to_float, 2
     else:
         words, decode, planes = packed, lambda nibble: (nibble - 8).astype(jnp.float32), 8
-    scales = spread(scale, words.shape[word_axis], 0 if scale_swapped else 1, word_axis)
+    axes = words.shape[word_axis], 0 if scale_swapped else 1, word_axis
+    offsets: Any = None
+    if format == "int4_affine":
+        scale, offset = (half.astype(jnp.bfloat16) for half in unpack_pair(scale))
+        offsets = spread(offset, *axes)
+    scales = spread(scale, *axes)
     total: Any = None
     for j in range(planes):
         nibbles = jax.lax.shift_right_logical(words, jnp.int32(4 * j)) & 15
-        part = dot(x(j), (decode(nibbles) * scales).astype(dtype), word_axis)
+        values = decode(nibbles) * scales
+        part = dot(x(j), (values if offsets is None else values + offsets).astype(dtype), word_axis)
         total = part if total is None else total + part
     return total
 

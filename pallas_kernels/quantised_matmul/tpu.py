@@ -105,7 +105,7 @@ def _kernel(layer_ref, x_ref, packed_ref, scale_ref, y_ref, *, multiply, rows):
 
 def reads_swapped(format: str | None, leaf: Array) -> bool:
     """Whether a kernel reads a leaf of a weight of this format with its last two axes swapped."""
-    return format in (None, "int4", "mxfp4") and tiles.swapped(leaf)
+    return format in (None, "int4", "int4_affine", "mxfp4") and tiles.swapped(leaf)
 
 
 def as_read(format: str | None, leaf: Array) -> Array:

@@ -53,7 +53,7 @@ def round_tensor(name: str, w: np.ndarray, recipe: str, head_dim: int) -> np.nda
     if not recipe.startswith("int4"):
         return rounded(w, recipe)
     group = np.gcd.reduce([32, w.shape[1], *([head_dim] if "o_proj" in name else [])])
-    return rounded(w, Recipe("int4", int(group)) if group % 8 == 0 else "int8")
+    return rounded(w, Recipe("int4_affine", int(group)) if group % 8 == 0 else "int8")
 
 
 def scores(output) -> list[float]:

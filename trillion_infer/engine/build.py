@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,6 @@ from sharding.rules import SERVE_RULES, kv_plan, named_sharding, shards
 from trillion_infer.cache.kv_cache import KVCache
 from trillion_infer.cache.layout import PoolLayout, pool_layouts
 from trillion_infer.cache.naming import BlockNamer
-from trillion_infer.cache.tiers.stack import TierStack
 from trillion_infer.config.cache import CacheGroup
 from trillion_infer.config.engine import PAGE_SIZES, EngineConfig
 from trillion_infer.config.experts import parse_expert_memory
@@ -26,23 +25,21 @@ from trillion_infer.config.scheduler import SchedulerConfig
 from trillion_infer.config.stages import stage_plan
 from trillion_infer.core.errors import ConfigError
 from trillion_infer.core.timeline import Timeline
+from trillion_infer.distributed.calls import Recorder
 from trillion_infer.distributed.group import Follower, Group, Leader
 from trillion_infer.engine import budget, experts
 from trillion_infer.engine.buckets import SMALLEST_PREFILL, make_buckets
-from trillion_infer.engine.disaggregated import DisaggregatedEngine, PrefillEngine
 from trillion_infer.engine.draft_plan import DraftPlan, DraftSource, plan_drafters
 from trillion_infer.engine.drafting import DraftPrograms, ModelDrafter, aux_layers_of
 from trillion_infer.engine.engine import Engine
 from trillion_infer.engine.fits import check_fits_here
 from trillion_infer.engine.guard import BatchGuard
-from trillion_infer.engine.many_hosts import FollowingEngine, LeadingEngine, agreement, recorder_for
 from trillion_infer.engine.memory import device_bytes, is_on_device, told_as_ours
 from trillion_infer.engine.ops import choose_ops, default_page_size, platform_of, pool_platform
 from trillion_infer.engine.programs import Programs
 from trillion_infer.engine.sizing import prepare, size_pools
 from trillion_infer.engine.speculation import Speculation, draft_length
 from trillion_infer.engine.state import StateShape
-from trillion_infer.engine.tiering import KVTiering, PageCopier
 from trillion_infer.layers.decoder import Decoder
 from trillion_infer.layers.embedding import padded_vocab
 from trillion_infer.layers.expert_cache import ExpertCache
@@ -50,10 +47,13 @@ from trillion_infer.layers.parameters import param_specs
 from trillion_infer.models import Family
 from trillion_infer.schedule.scheduler import Scheduler
 from trillion_infer.speculate import parse_speculate
-from trillion_infer.transfer.pages import PageMover
 from trillion_infer.weights.quantise import abstract_quantised
 from trillion_infer.weights.rounding import RECIPES
 from trillion_infer.weights.spec import HOST_MEMORY, ParamSpec
+
+if TYPE_CHECKING:
+    from trillion_infer.engine.disaggregated import DisaggregatedEngine
+    from trillion_infer.engine.many_hosts import FollowingEngine
 
 Loader = Callable[[dict[str, Any], dict[str, Any], str], dict[str, jax.Array]]
 """load(specs, shardings, dtype) -> arrays by parameter path."""
@@ -273,7 +273,7 @@ def build_engine(
     engine_type: type[Engine] = Engine,
     group: Group | None = None,
     timeline: Timeline | None = None,
-) -> tuple[Engine | FollowingEngine, BuildReport]:
+) -> "tuple[Engine | FollowingEngine, BuildReport]":
     """Loads weights and compiles programs side by side, sizes the KV pools, and returns an engine that is ready.
 
     group: the processes that build the same engine together, if there are several; a follower's engine only follows.
@@ -289,13 +289,13 @@ def build_engine(
     if blueprint.drafts and group is not None:
         raise ConfigError(f"speculate names {blueprint.drafts[0].name}, which drafts within one process. Use one.")
     check_fits_here(blueprint)
-    copier = PageCopier(*pool_side(blueprint))
-    tiers = copier.open_tiers(config, fingerprint + blueprint.dtype.encode())
+    tiering = _open_tiers(blueprint, fingerprint) if config.has_tiers else None
     with ThreadPoolExecutor(1) as pool:
         loading = pool.submit(_timed, phase("load weights"), lambda: _load(blueprint, load))
         with phase("size pools, open bundle"):
-            caches, programs = size_pools(blueprint, None if group is None else agreement(group))
-        programs.recorder = recorder_for(group, programs)
+            caches, programs = size_pools(blueprint, None if group is None else _agreement(group))
+        if isinstance(group, Leader):
+            programs.recorder = Recorder(group.send, programs.mesh)
         drafting = blueprint.draft_programs(programs)
         if config.precompile:
             pages = tuple(cache.num_pages for cache in caches)
@@ -315,6 +315,8 @@ def build_engine(
     if group is not None:
         group.agree("built", 0, min)
     if isinstance(group, Follower):
+        from trillion_infer.engine.many_hosts import FollowingEngine
+
         return FollowingEngine(programs, state, params, group), report
     schedulers = [_scheduler(blueprint, caches, fingerprint) for _ in range(blueprint.data)]
     speculation = None
@@ -327,14 +329,29 @@ def build_engine(
         engine.drafters.append(ModelDrafter(compiled, plan.load(blueprint.mesh, params)))
     if config.debug_kernels:
         engine.guard = BatchGuard(blueprint.layouts)
-    if tiers:
-        engine.replace_pools(copier.warm_up(engine.pools))
-        engine.tiering = KVTiering(TierStack(tiers), schedulers, copier)
+    if tiering is not None:
+        tiering(engine)
     return engine, report
+
+
+def _open_tiers(blueprint: Blueprint, fingerprint: bytes) -> Callable[[Engine], None]:
+    """Opens the tiers that the options ask for; what it returns puts them behind an engine."""
+    from trillion_infer.engine.tiering import PageCopier, attach_tiers
+
+    copier = PageCopier(*pool_side(blueprint))
+    tiers = copier.open_tiers(blueprint.config, fingerprint + blueprint.dtype.encode())
+    return partial(attach_tiers, tiers=tiers, copier=copier)
+
+
+def _agreement(group: Group) -> Callable[[int], int]:
+    """The least of every process's number."""
+    return lambda number: group.agree("kv_memory", number, min)
 
 
 def _lead(programs: Programs, group: Leader, held: Any) -> Callable[..., Engine]:
     """The engine of the process that leads; `held` is there in every process."""
+    from trillion_infer.engine.many_hosts import LeadingEngine
+
     assert programs.recorder is not None
     programs.recorder.know(held)
     return partial(LeadingEngine, group=group)
@@ -349,11 +366,14 @@ def build_disaggregated(
     progress: Callable[[str, int, int], None] | None = None,
     packing: Packing | None = None,
     timeline: Timeline | None = None,
-) -> tuple[DisaggregatedEngine, Blueprint, BuildReport]:
+) -> "tuple[DisaggregatedEngine, Blueprint, BuildReport]":
     """One engine a mesh of each role, and the movers between them; returns the first decode engine's blueprint.
 
     Raises ConfigError before anything is loaded.
     """
+    from trillion_infer.engine.disaggregated import DisaggregatedEngine, PrefillEngine
+    from trillion_infer.transfer.pages import PageMover
+
     if config.has_tiers:
         raise ConfigError("host_kv, disk_kv and store do not work with disaggregate yet; leave them out.")
     if any(not spec.on_host for spec in parse_speculate(config.speculate)):

@@ -4,7 +4,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -23,7 +23,6 @@ from trillion_infer.engine.prompt_scores import PromptScores, ScoreBlock
 from trillion_infer.engine.results import fetch_scores, new_tokens, read_logprobs
 from trillion_infer.engine.speculation import Speculation
 from trillion_infer.engine.state import DeviceState, table_chunks
-from trillion_infer.engine.tiering import KVTiering
 from trillion_infer.layers.expert_cache import HITS, MISSES
 from trillion_infer.layers.pools import Pool
 from trillion_infer.sample import Sampled
@@ -32,6 +31,9 @@ from trillion_infer.sample.table import RowTable
 from trillion_infer.schedule.plan import Row, StepPlan
 from trillion_infer.schedule.scheduler import Scheduler
 from trillion_infer.speculate.verify import Verified
+
+if TYPE_CHECKING:
+    from trillion_infer.engine.tiering import KVTiering
 
 
 @dataclass

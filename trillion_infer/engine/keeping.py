@@ -1,19 +1,21 @@
 """What engines do with KV blocks by name, for sessions and tenants."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jaxtyping import Array
 
-from trillion_infer.engine.tiering import KVTiering
 from trillion_infer.schedule.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from trillion_infer.engine.tiering import KVTiering
 
 
 class KeepsBlocks:
     """The part of an engine that pins, copies out and deletes blocks. The engine owns the fields."""
 
     schedulers: list[Scheduler]
-    tiering: KVTiering | None
+    tiering: "KVTiering | None"
 
     @property
     def pools(self) -> tuple[Array, ...]:

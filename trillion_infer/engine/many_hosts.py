@@ -1,15 +1,15 @@
 """An engine over several processes: one schedules, the others repeat its calls in lockstep."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 
 from trillion_infer.core.errors import ConfigError, GroupError
 from trillion_infer.core.request import Request
-from trillion_infer.distributed.calls import Recorder, Replayer
-from trillion_infer.distributed.group import Follower, Group, Leader
+from trillion_infer.distributed.calls import Replayer
+from trillion_infer.distributed.group import Follower, Leader
 from trillion_infer.engine.bundle.identity import code_digest
 from trillion_infer.engine.engine import Engine, TokenEvent
 from trillion_infer.engine.programs import Programs
@@ -117,13 +117,3 @@ def plan_of(blueprint: Any, fingerprint: bytes) -> list[list[str]]:
         ["model", fingerprint.hex()],
         *([f"option {name}", repr(value)] for name, value in sorted(config.items())),
     ]
-
-
-def agreement(group: Group | None) -> Callable[[int], int]:
-    """The least of every process's number; the number itself in one process."""
-    return (lambda number: number) if group is None else lambda number: group.agree("kv_memory", number, min)
-
-
-def recorder_for(group: Group | None, programs: Programs) -> Recorder | None:
-    """What makes a leader's programs run on every process."""
-    return Recorder(group.send, programs.mesh) if isinstance(group, Leader) else None

@@ -1,6 +1,7 @@
 """What stays on the device from step to step."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -9,8 +10,11 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Int
 
+from pallas_kernels.cpu_native import native
+from pallas_kernels.cpu_native.memory import unwritten
 from sharding.rules import VOCAB_AXES
 from trillion_infer.cache.layout import PoolLayout
+from trillion_infer.engine.ops import platform_of
 from trillion_infer.layers.expert_cache import ExpertCache
 from trillion_infer.layers.pools import Pool
 from trillion_infer.sample import SamplerState
@@ -85,13 +89,26 @@ class StateShape:
         )
 
     def allocate(self, mesh: Mesh) -> DeviceState:
-        """The state, all zeros; each device makes its own shards."""
+        """The state, each device's shards made there: zeros, but pools that native kernels read stay unwritten, so
+        that a page takes memory when it is first used."""
         abstract = self.abstract(mesh)
-        shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
-        zeros = jax.jit(
-            lambda: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), abstract), out_shardings=shardings
-        )
-        return zeros()
+        make = unwritten if mesh.size == 1 and platform_of(mesh) == "cpu" and native().isas else _zeros
+        placed = partial(jax.tree.map, lambda leaf: leaf.sharding)
+        pools = jax.jit(lambda: jax.tree.map(make, abstract.kv_pools), out_shardings=placed(abstract.kv_pools))()
+        rest = (abstract.pools[len(pools) :], abstract.tables, abstract.sampler)
+        if all(leaf.sharding.is_fully_addressable for leaf in jax.tree.leaves(rest)):
+            held, tables, sampler = jax.tree.map(_placed_zeros, rest)
+        else:
+            held, tables, sampler = jax.jit(lambda: jax.tree.map(_zeros, rest), out_shardings=placed(rest))()
+        return DeviceState((*pools, *held), tables, sampler)
+
+
+def _zeros(leaf: jax.ShapeDtypeStruct) -> jax.Array:
+    return jnp.zeros(leaf.shape, leaf.dtype)
+
+
+def _placed_zeros(leaf: jax.ShapeDtypeStruct) -> jax.Array:
+    return jax.device_put(np.zeros(leaf.shape, leaf.dtype), leaf.sharding)
 
 
 def update_tables(tables: tuple[Int[Array, "N B"], ...], updates: Int[Array, "n 4"]) -> tuple[Int[Array, "N B"], ...]:

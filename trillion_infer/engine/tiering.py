@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
@@ -20,6 +21,9 @@ from trillion_infer.engine.promoter import Promoter
 from trillion_infer.layers.pools import Pool
 from trillion_infer.schedule.scheduler import Scheduler
 from trillion_infer.transfer.pages import PAGES_PER_CALL, SCALE_BYTES, extract, insert, padded_ids, page_program
+
+if TYPE_CHECKING:
+    from trillion_infer.engine.engine import Engine
 
 Pools = tuple[Pool, ...]
 
@@ -71,6 +75,12 @@ class PageCopier:
         for group, pool in enumerate(pools):
             self.read(pool, group, [])
         return tuple(self.write(pool, group, [], []) for group, pool in enumerate(pools))
+
+
+def attach_tiers(engine: "Engine", tiers: Sequence[Tier], copier: PageCopier) -> None:
+    """Puts the tiers behind an engine's pools; every program they need is compiled."""
+    engine.replace_pools(copier.warm_up(engine.pools))
+    engine.tiering = KVTiering(TierStack(tiers), engine.schedulers, copier)
 
 
 def _block_shape(layout: PoolLayout, plan: HeadPlan | None) -> tuple[int, ...]:

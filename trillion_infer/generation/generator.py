@@ -3,17 +3,20 @@
 from collections import deque
 from collections.abc import Generator as Pieces
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from trillion_infer.core.errors import InvalidRequestError
 from trillion_infer.core.outputs import RequestOutput
 from trillion_infer.core.request import Request, Status
 from trillion_infer.core.sampling_params import SamplingParams
-from trillion_infer.engine.disaggregated import DisaggregatedEngine
 from trillion_infer.engine.engine import Engine, TokenEvent
-from trillion_infer.engine.handoff.worker import HandoffEngine
 from trillion_infer.generation.outputs import CompletionText, Delta, PromptState, name_tokens
 from trillion_infer.generation.prompts import Prompt, PromptReader
 from trillion_infer.generation.sessions import Sessions
+
+if TYPE_CHECKING:
+    from trillion_infer.engine.disaggregated import DisaggregatedEngine
+    from trillion_infer.engine.handoff.worker import HandoffEngine
 
 
 class Generator:
@@ -21,7 +24,7 @@ class Generator:
 
     def __init__(
         self,
-        engine: Engine | DisaggregatedEngine | HandoffEngine,
+        engine: "Engine | DisaggregatedEngine | HandoffEngine",
         reader: PromptReader,
         sessions: Sessions | None = None,
     ):

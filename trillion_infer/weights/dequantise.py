@@ -1,4 +1,4 @@
-"""GGML block formats to numbers, in numpy, block ranges small enough to stay in the cache.
+"""GGML block formats to numbers, natively where that is built, else in numpy by ranges that stay in the cache.
 
 Each unpacker turns blocks `[n, bytes]` (uint8) into values `[n, block]` (float32) with the arithmetic of ggml's
 reference, so results are equal to it bit for bit. Types without an unpacker here go through the gguf package.
@@ -11,6 +11,7 @@ import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
+from pallas_kernels.cpu_native.memory import decode_blocks
 from trillion_infer.core.errors import UnsupportedModelError
 from trillion_infer.weights.cast import copy_into
 
@@ -35,6 +36,8 @@ def dequantise(raw: np.ndarray, qtype: GGMLQuantizationType, out: np.ndarray) ->
         ordered = np.empty(out.shape, out.dtype)
         dequantise(raw, qtype, ordered)
         copy_into(out, ordered)
+        return
+    if decode_blocks(raw, qtype.name, out):
         return
     block, block_bytes = GGML_QUANT_SIZES[qtype]
     blocks, target = raw.reshape(-1, block_bytes), out.reshape(-1, block)

@@ -1,5 +1,6 @@
 // Compiled once per instruction set: -DTI_ISA=avx2 with that set's flags, and so on.
 #include "attention_kernels.h"
+#include "decode_rows.h"
 #include "matmul_kernels.h"
 
 #define TI_TEXT_(name) #name
@@ -8,7 +9,7 @@
 namespace TI_ISA {
 extern const ti::Kernels kernels;
 const ti::Kernels kernels = {
-    TI_TEXT(TI_ISA),  matmul_pack,     matmul_tile,     attention_result,
+    TI_TEXT(TI_ISA),  matmul_pack,     matmul_tile,     decode_rows,      attention_result,
     attention_work, attention_split, attention_merge, attention_finish,
 };
 }  // namespace TI_ISA

@@ -9,7 +9,7 @@ namespace ti {
 enum class Type : int32_t { kFloat32, kBFloat16 };
 
 // How a weight is stored. The last four are GGUF's blocks as they lie in the file.
-enum class Format : int32_t { kFloat32, kBFloat16, kInt8, kFloat8, kInt4, kQ8_0, kQ4_0, kQ4_1, kQ4_K };
+enum class Format : int32_t { kFloat32, kBFloat16, kInt8, kFloat8, kInt4, kInt4Affine, kQ8_0, kQ4_0, kQ4_1, kQ4_K };
 
 // A stored row is a sequence of blocks of `values` elements in `bytes` bytes.
 struct BlockSize {
@@ -21,13 +21,25 @@ constexpr BlockSize block_size(Format format) {
     case Format::kBFloat16: return {1, 2};
     case Format::kInt8:
     case Format::kFloat8: return {1, 1};
-    case Format::kInt4: return {8, 4};
+    case Format::kInt4:
+    case Format::kInt4Affine: return {8, 4};
     case Format::kQ8_0: return {32, 34};
     case Format::kQ4_0: return {32, 18};
     case Format::kQ4_1: return {32, 20};
     case Format::kQ4_K: return {256, 144};
   }
   return {1, 1};
+}
+
+// False for an unknown name.
+inline bool format_of(std::string_view name, Format* format) {
+  constexpr std::string_view names[] = {"float32", "bfloat16", "int8", "fp8_row", "int4", "int4_affine", "Q8_0", "Q4_0", "Q4_1", "Q4_K"};
+  for (int i = 0; i < 10; ++i) {
+    if (names[i] != name) continue;
+    *format = static_cast<Format>(i);
+    return true;
+  }
+  return false;
 }
 
 // Depth that is summed in one chain before the next begins; a multiple of every block and group.
@@ -40,7 +52,7 @@ struct Matmul {
   const uint8_t* w;  // [columns, row_bytes]
   Format format;
   int64_t row_bytes;
-  const void* scale;  // kInt8, kFloat8: [columns]; kInt4: [columns, depth / group]
+  const void* scale;  // kInt8, kFloat8: [columns]; kInt4: [columns, depth / group], kInt4Affine: words of two
   Type scale_type;
   int64_t group;
   void* y;  // [rows, columns]
@@ -101,6 +113,8 @@ struct Kernels {
   void (*matmul_pack)(const Matmul&, int64_t row0, int64_t row1);
   // Computes a rectangle of y. Any split into rectangles gives the same bits.
   void (*matmul_tile)(const Matmul&, int64_t row0, int64_t row1, int64_t column0, int64_t column1);
+  // The values of rows [row0, row1) of w, each of `depth` elements, to the same rows of y, which is [rows, depth].
+  void (*decode_rows)(const Matmul&, int64_t row0, int64_t row1);
   // Floats of a split's result and of its working memory, for so many rows.
   int64_t (*attention_result)(const Attention&, int64_t rows);
   int64_t (*attention_work)(const Attention&, int64_t rows);

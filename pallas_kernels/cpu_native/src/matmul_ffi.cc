@@ -8,17 +8,6 @@
 
 namespace {
 
-struct Named {
-  std::string_view name;
-  ti::Format format;
-};
-constexpr Named kFormats[] = {
-    {"float32", ti::Format::kFloat32}, {"bfloat16", ti::Format::kBFloat16}, {"int8", ti::Format::kInt8},
-    {"fp8_row", ti::Format::kFloat8},
-    {"int4", ti::Format::kInt4},       {"Q8_0", ti::Format::kQ8_0},         {"Q4_0", ti::Format::kQ4_0},
-    {"Q4_1", ti::Format::kQ4_1},       {"Q4_K", ti::Format::kQ4_K},
-};
-
 // Bytes between the layers of a stack `[L, ...]`.
 int64_t layer_bytes(const ffi::AnyBuffer& stack) {
   return stack.dimensions()[0] == 0 ? 0 : static_cast<int64_t>(stack.size_bytes()) / stack.dimensions()[0];
@@ -52,10 +41,8 @@ ffi::Error matmul(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer w, ffi:
   const ti::Kernels* kernels = ti::select_kernels(isa);
   if (kernels == nullptr) return ti::no_kernels(isa);
   ti::Matmul m = {};
-  const Named* named = std::find_if(std::begin(kFormats), std::end(kFormats),
-                                    [&](const Named& known) { return known.name == format; });
-  if (named == std::end(kFormats)) return ffi::Error::InvalidArgument("matmul: unknown format " + std::string(format));
-  m.format = named->format;
+  if (!ti::format_of(format, &m.format))
+    return ffi::Error::InvalidArgument("matmul: unknown format " + std::string(format));
   auto xs = x.dimensions(), ws = w.dimensions(), ys = y->dimensions(), ss = scale.dimensions();
   if (xs.size() != 2 || ws.size() != 3 || ys.size() != 2 || ss.size() != 3 || ss[0] != ws[0] || ys[0] != xs[0] ||
       ys[1] != ws[1])
@@ -67,14 +54,16 @@ ffi::Error matmul(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer w, ffi:
     return ffi::Error::InvalidArgument("matmul: rows of w do not hold as many elements as rows of x");
   if ((m.format == ti::Format::kInt8 || m.format == ti::Format::kFloat8) && ss[2] != m.columns)
     return ffi::Error::InvalidArgument("matmul: int8 and fp8_row take a scale for each row of w");
-  if (m.format == ti::Format::kInt4) {
+  bool affine = m.format == ti::Format::kInt4Affine;
+  if (affine || m.format == ti::Format::kInt4) {
     m.group = ss[2] == 0 ? 0 : m.depth / ss[2];
     if (ss[1] != m.columns || (m.group != 32 && m.group != 64 && m.group != 128) || m.depth % m.group != 0)
       return ffi::Error::InvalidArgument("matmul: int4 takes a scale for each group of 32, 64 or 128 elements");
   }
-  if (!ti::float_type_of(x.element_type(), &m.x_type) || !ti::float_type_of(scale.element_type(), &m.scale_type) ||
-      !ti::float_type_of(y->element_type(), &m.y_type))
-    return ffi::Error::InvalidArgument("matmul: x, scale and y must be float32 or bfloat16");
+  if (!ti::float_type_of(x.element_type(), &m.x_type) || !ti::float_type_of(y->element_type(), &m.y_type) ||
+      (affine ? scale.element_type() != ffi::DataType::S32
+              : !ti::float_type_of(scale.element_type(), &m.scale_type)))
+    return ffi::Error::InvalidArgument("matmul: x, scale and y must be float32 or bfloat16, the scale of int4_affine int32");
   ti::Stack stack = {static_cast<const uint8_t*>(w.untyped_data()), static_cast<const char*>(scale.untyped_data()),
                  layer_bytes(w), layer_bytes(scale), {}};
   std::string wrong = group_rows(m, *layer.typed_data(), ws[0], group_sizes, &stack);

@@ -201,7 +201,7 @@ static void packed_rows_tile(const ti::Matmul& m, int64_t row0, int64_t row1, in
 }
 
 static void matmul_pack(const ti::Matmul& m, int64_t row0, int64_t row1) {
-  if (m.format == ti::Format::kBFloat16 || m.format == ti::Format::kInt4)
+  if (m.format == ti::Format::kBFloat16 || m.format == ti::Format::kInt4 || m.format == ti::Format::kInt4Affine)
     return pack_rows<BFloatRows>(m, row0, row1);
   pack_rows<FloatRows>(m, row0, row1);
 }
@@ -214,6 +214,7 @@ static void matmul_tile(const ti::Matmul& m, int64_t row0, int64_t row1, int64_t
     case Format::kInt8: return plain_tile<Int8Rows>(m, row0, row1, column0, column1);
     case Format::kFloat8: return plain_tile<Float8Rows>(m, row0, row1, column0, column1);
     case Format::kInt4: return packed_rows_tile<Int4Cursor>(m, row0, row1, column0, column1);
+    case Format::kInt4Affine: return packed_rows_tile<Int4AffineCursor>(m, row0, row1, column0, column1);
     case Format::kQ8_0: return packed_rows_tile<Q8_0Cursor>(m, row0, row1, column0, column1);
     case Format::kQ4_0: return packed_rows_tile<Q4_0Cursor>(m, row0, row1, column0, column1);
     case Format::kQ4_1: return packed_rows_tile<Q4_1Cursor>(m, row0, row1, column0, column1);

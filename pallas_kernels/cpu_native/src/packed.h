@@ -48,23 +48,32 @@ static inline float half_at(const uint8_t* p) {
 #endif
 }
 
-// q + 8 in nibbles, the first of a byte in its low bits; w = (nibble - 8) * scale of its group.
-struct Int4Cursor {
+// q + 8 in nibbles, the first of a byte in its low bits; w = (nibble - 8) * scale of its group, and where `affine` its
+// offset more.
+template <bool affine>
+struct NibbleCursor {
   static constexpr bool kInterleaved = true;
   const ti::Matmul* m;
   const uint8_t* p;
   int64_t scale, left;  // index of the group's scale, elements of the group that are left
 
-  Int4Cursor() = default;
-  Int4Cursor(const ti::Matmul& matmul, int64_t row, int64_t k)
+  NibbleCursor() = default;
+  NibbleCursor(const ti::Matmul& matmul, int64_t row, int64_t k)
       : m(&matmul),
         p(matmul.w + row * matmul.row_bytes + k / 2),
         scale((row * matmul.depth + k) / matmul.group),
         left(matmul.group) {}
 
   inline void next(F (&w)[kVectors]) {
-    float factor = value_at(m->scale, m->scale_type, scale);
-    F s = splat(factor), minus = splat(-8.0f * factor);
+    float factor, offset = 0.0f;
+    if (affine) {
+      uint32_t pair = ((const uint32_t*)m->scale)[scale];
+      factor = bf16_to_float((uint16_t)(pair >> 16));
+      offset = bf16_to_float((uint16_t)pair);
+    } else {
+      factor = value_at(m->scale, m->scale_type, scale);
+    }
+    F s = splat(factor), minus = splat(offset - 8.0f * factor);
 #pragma GCC unroll 4
     for (int i = 0; i < kVectors; i += 2) {
       F low, high;
@@ -80,6 +89,9 @@ struct Int4Cursor {
     }
   }
 };
+
+using Int4Cursor = NibbleCursor<false>;
+using Int4AffineCursor = NibbleCursor<true>;
 
 // 16 bytes: elements 0..15 in the low nibbles, 16..31 in the high ones; w = nibble * scale + offset.
 static inline void nibbles32(const uint8_t* p, float scale, float offset, F (&w)[kVectors]) {

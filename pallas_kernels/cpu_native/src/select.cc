@@ -50,3 +50,17 @@ const Kernels* select_kernels(std::string_view isa) {
 extern "C" __attribute__((visibility("default"))) int ti_serves(const char* isa) {
   return ti::select_kernels(isa) != nullptr;
 }
+
+// Rows of blocks of a GGUF format as float32 or bfloat16 `out` [rows, depth]; 0 where no unit decodes them here.
+extern "C" __attribute__((visibility("default"))) int ti_decode(const char* format, const uint8_t* blocks, int64_t rows,
+                                                                int64_t depth, void* out, int as_bfloat16) {
+  const ti::Kernels* kernels = ti::select_kernels("auto");
+  ti::Matmul m = {};
+  if (kernels == nullptr || !ti::format_of(format, &m.format) || m.format < ti::Format::kQ8_0) return 0;
+  ti::BlockSize block = ti::block_size(m.format);
+  if (depth % block.values != 0) return 0;
+  m.w = blocks, m.depth = depth, m.row_bytes = depth / block.values * block.bytes;
+  m.y = out, m.y_type = as_bfloat16 ? ti::Type::kBFloat16 : ti::Type::kFloat32;
+  kernels->decode_rows(m, 0, rows);
+  return 1;
+}

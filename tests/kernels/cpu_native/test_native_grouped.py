@@ -30,14 +30,14 @@ def by_expert(x, w, sizes):
 @given(
     sizes=st.lists(st.sampled_from([0, 0, 1, 2, 5, 30]), min_size=1, max_size=6),
     padding=st.integers(0, 3),
-    format=st.sampled_from(["float32", "bfloat16", "int8", "int4", "fp8_row"]),
+    format=st.sampled_from(["float32", "bfloat16", "int8", "int4", "int4_affine", "fp8_row"]),
     layer=st.integers(0, 1),
 )
 def test_each_group_is_multiplied_with_its_expert(sizes, padding, format, layer):
     x = normal(0, sum(sizes) + padding, 64)
     w = normal(1, 2, len(sizes), 30, 64)
     counts = jnp.asarray(sizes, jnp.int32)
-    if format in ("int8", "int4", "fp8_row"):
+    if format in ("int8", "int4", "int4_affine", "fp8_row"):
         packed = quantise(w, format)
         got = quantised_grouped_matmul(x, packed.packed, packed.scale, counts, layer)
         w = dequantise(packed)

@@ -40,7 +40,7 @@ def random_blocks(format: str, rows: int, depth: int) -> np.ndarray:
     rows=ROWS,
     columns=st.sampled_from([1, 7, 40]),
     groups=st.sampled_from([1, 3, 13]),
-    format=st.sampled_from(["int8", "int4", "fp8_row"]),
+    format=st.sampled_from(["int8", "int4", "int4_affine", "fp8_row"]),
     group=st.sampled_from([32, 64, 128]),
     scale_dtype=st.sampled_from([jnp.float32, jnp.bfloat16]),
     isa=ISAS,
@@ -82,7 +82,7 @@ def test_a_row_of_a_packed_product_has_the_same_bits_alone_and_in_a_batch(format
         np.testing.assert_array_equal(whole[start:stop], np.asarray(gguf_matmul(x[start:stop], blocks, format=format)))
 
 
-@pytest.mark.parametrize("format", ["int8", "int4", "fp8_row"])
+@pytest.mark.parametrize("format", ["int8", "int4", "int4_affine", "fp8_row"])
 def test_a_row_of_a_quantised_product_has_the_same_bits_alone_and_in_a_batch(format: str):
     w = quantise(jnp.asarray(normal(4, 50, 1024)), format)
     x = jnp.asarray(normal(5, 40, 1024))

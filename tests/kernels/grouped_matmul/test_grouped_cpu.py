@@ -19,7 +19,7 @@ CASES = {
     "biases": Case(activation="clamped_swiglu", biases=True, layers=2),
     "int8": Case(format="int8", layers=2, biases=True),
     "fp8_row": Case(format="fp8_row", layers=2, biases=True),
-    "int4": Case(format="int4"),
+    "int4": Case(format="int4_affine"),
     "bfloat16": Case(dtype="bfloat16", layers=3),
 }
 

@@ -25,7 +25,7 @@ CASES = {
     "fp8": Case(format="fp8", layers=2, model=160, ffn=300),
     "mxfp4": Case(format="mxfp4", layers=2, activation="clamped_swiglu", biases=True),
     "bfloat16": Case(dtype="bfloat16", layers=2, padded_tokens=2),
-    "bfloat16_int4": Case(dtype="bfloat16", format="int4"),
+    "bfloat16_int4_affine": Case(dtype="bfloat16", format="int4_affine"),
 }
 
 

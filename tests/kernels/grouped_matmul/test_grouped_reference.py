@@ -29,7 +29,7 @@ CASES = {
     "fp8": Case(format="fp8", layers=2, model=160),
     "mxfp4": Case(format="mxfp4", layers=2, activation="clamped_swiglu", biases=True),
     "bfloat16": Case(dtype="bfloat16", layers=3),
-    "bfloat16_int4": Case(dtype="bfloat16", format="int4"),
+    "bfloat16_int4_affine": Case(dtype="bfloat16", format="int4_affine"),
 }
 
 

@@ -16,7 +16,7 @@ def draw(*shape, seed=0):
 
 
 @needs_native
-@pytest.mark.parametrize("format", ["int8", "int4", "fp8_row"])
+@pytest.mark.parametrize("format", ["int8", "int4", "int4_affine", "fp8_row"])
 def test_it_equals_the_reference(format):
     x, t = draw(5, 128, seed=1), quantise(draw(2, 40, 128), format)
     y = quantised_matmul(x, t, layer=1, backend="cpu")
