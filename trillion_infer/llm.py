@@ -75,6 +75,7 @@ class LLM:
       attention: backend of the attention ops: auto | reference | pallas | tpu | gpu | cpu.
       interpret: run the Pallas kernels of `attention` (pallas: TPU's) on CPU in interpret mode, for tests.
       debug_kernels: check page tables and lengths before every step and raise KernelInputError, at some cost.
+      cpu_isa: instruction set of this process's native CPU kernels: auto (the best there is) | avx2 | avx512 | neon.
       precompile: compile every program before the first request. compile_cache: folder for compiled programs, ""
         for none; None: the user's cache folder.
       bundle: folder of executable bundles (scripts/compile.py --bundle writes them): programs are loaded from the one
@@ -113,6 +114,7 @@ class LLM:
         seed: int = 0,
         attention: str = "auto",
         debug_kernels: bool = False,
+        cpu_isa: str = "auto",
         interpret: bool = False,
         precompile: bool = True,
         compile_cache: str | None = None,

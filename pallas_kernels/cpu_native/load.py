@@ -52,3 +52,17 @@ def require(isa: str) -> None:
         raise NotImplementedError(f"native CPU kernels are not available: {have.reason}")
     if isa != "auto" and isa not in have.isas:
         raise NotImplementedError(f"isa={isa!r} cannot run here; this processor and build have auto, {have.isas}")
+
+
+def prefer(isa: str) -> None:
+    """Has `isa`, an instruction set or "auto", serve every call of this process that names none.
+
+    Raises ValueError for what this processor and build do not have.
+    """
+    have = native()
+    if have.library is None and isa == "auto":
+        return
+    if isa != "auto" and isa not in have.isas:
+        choices = ", ".join(("auto", *have.isas))
+        raise ValueError(f"{isa!r}, which cannot run here; this processor and build have {choices}")
+    have.library.ti_prefer(isa.encode())  # pyright: ignore[reportOptionalMemberAccess]

@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 
+from pallas_kernels.cpu_native import native
 from tests.conftest import GOLDEN
 from tests.engine.helpers import check_idle, greedy, tokens_of
 from trillion_infer import LLM, ConfigError, InvalidRequestError, ModelLoadError, OutOfMemoryError, SamplingParams
@@ -186,3 +187,11 @@ def test_a_truncated_checkpoint_is_named(tmp_path):
 def test_no_such_model_is_named(tmp_path):
     with pytest.raises(ModelLoadError, match="nowhere"):
         LLM(tmp_path / "nowhere")
+
+
+def test_an_instruction_set_that_is_not_here_is_refused():
+    missing = next(isa for isa in ("neon", "avx2") if isa not in native().isas)
+    with pytest.raises(
+        ConfigError, match=f"cpu_isa is '{missing}', which cannot run here; this processor .* have auto"
+    ):
+        LLM(TINY, cpu_isa=missing)

@@ -11,6 +11,7 @@ from trillion_infer.core.errors import ConfigError
 DTYPES = ("auto", "float32", "bfloat16")
 KV_DTYPES = (None, "auto", "float32", "bfloat16", "int8", "fp8")
 QUANTIZE = (None, "none", "keep", "int8", "int4", "int4_64", "fp8")
+CPU_ISAS = ("auto", "avx2", "avx512", "neon")
 ATTENTION = ("auto", "reference", "pallas", "tpu", "gpu", "cpu")
 PAGE_SIZES = (8, 16, 32, 64, 128, 256, 512)
 
@@ -40,6 +41,7 @@ class EngineConfig:
     chunked_prefill: False computes each prompt in one step. run_ahead: the host prepares a step while one runs.
     debug_kernels: check the values of every batch before it is sent, which makes every step wait for the last.
     interpret: run Pallas kernels on CPU in interpret mode, for tests; `attention` says whose (pallas: TPU's).
+    cpu_isa: instruction set of the native CPU kernels, for the whole process.
     penalties: False saves the sampler's tables and refuses requests that need them.
     """
 
@@ -71,12 +73,14 @@ class EngineConfig:
     penalties: bool = True
     interpret: bool = False
     debug_kernels: bool = False
+    cpu_isa: str = "auto"
 
     def __post_init__(self) -> None:
         _one_of("dtype", self.dtype, DTYPES)
         _one_of("kv_dtype", self.kv_dtype, KV_DTYPES)
         _one_of("quantize", self.quantize, QUANTIZE)
         _one_of("attention", self.attention, ATTENTION)
+        _one_of("cpu_isa", self.cpu_isa, CPU_ISAS)
         if self.page_size is not None:
             _one_of("page_size", self.page_size, PAGE_SIZES)
         for field, low in (("max_running", 1), ("prefill_chunk", 1)):

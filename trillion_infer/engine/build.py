@@ -35,7 +35,7 @@ from trillion_infer.engine.engine import Engine
 from trillion_infer.engine.fits import check_fits_here
 from trillion_infer.engine.guard import BatchGuard
 from trillion_infer.engine.memory import device_bytes, is_on_device, told_as_ours
-from trillion_infer.engine.ops import choose_ops, default_page_size, platform_of, pool_platform
+from trillion_infer.engine.ops import choose_ops, default_page_size, platform_of, pool_platform, settle_isa
 from trillion_infer.engine.programs import Programs
 from trillion_infer.engine.sizing import prepare, size_pools
 from trillion_infer.engine.speculation import Speculation, draft_length
@@ -204,6 +204,7 @@ def plan_engine(
     """
     model_config = family.config
     _check_mesh(mesh, model_config)
+    settle_isa(mesh, config.cpu_isa)
     draft_length(config)
     dtype = config.dtype
     if dtype == "auto":

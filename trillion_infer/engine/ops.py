@@ -3,7 +3,7 @@
 import jax
 from jax.sharding import Mesh
 
-from pallas_kernels.cpu_native import native
+from pallas_kernels.cpu_native import native, prefer
 from sharding.heads import round_up
 from trillion_infer.core.errors import ConfigError
 from trillion_infer.layers.context import Ops
@@ -26,6 +26,18 @@ def choose_ops(mesh: Mesh, dtype: str, attention: str = "auto", interpret: bool 
         matmul="cpu" if attention in ("auto", "cpu") and native().isas else "xla",
         interpret=interpret,
     )
+
+
+def settle_isa(mesh: Mesh, isa: str) -> None:
+    """Has the native kernels of this process use an instruction set. Raises ConfigError for one that is not here."""
+    if platform_of(mesh) != "cpu":
+        if isa != "auto":
+            raise ConfigError(f"cpu_isa is {isa!r}, but the mesh is of {platform_of(mesh)} devices. Leave cpu_isa out.")
+        return
+    try:
+        prefer(isa)
+    except ValueError as error:
+        raise ConfigError(f"cpu_isa is {error}. Use one of these.") from error
 
 
 def attention_backend(platform: str, attention: str, interpret: bool) -> str:

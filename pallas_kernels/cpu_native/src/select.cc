@@ -1,6 +1,8 @@
 // Picks the instruction-set unit at run time.
 #include "kernels.h"
 
+#include <atomic>
+
 #define TI_UNIT(isa)           \
   namespace isa {              \
   extern const ti::Kernels kernels; \
@@ -23,9 +25,14 @@ struct Unit {
   bool runs_here;
 };
 
+// What "auto" means in this process; null: the best.
+std::atomic<const Kernels*> preferred{nullptr};
+
 }  // namespace
 
 const Kernels* select_kernels(std::string_view isa) {
+  if (const Kernels* kernels = preferred.load(std::memory_order_relaxed); kernels != nullptr && isa == "auto")
+    return kernels;
   const Unit units[] = {
 #ifdef TI_HAVE_avx512
       {&avx512::kernels, __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
@@ -49,6 +56,14 @@ const Kernels* select_kernels(std::string_view isa) {
 // Whether the library can serve isa ("auto" or a unit's name) on this processor.
 extern "C" __attribute__((visibility("default"))) int ti_serves(const char* isa) {
   return ti::select_kernels(isa) != nullptr;
+}
+
+// From here on "auto" is this unit, or with "auto" the best again; 0 where it cannot run here.
+extern "C" __attribute__((visibility("default"))) int ti_prefer(const char* isa) {
+  ti::preferred.store(nullptr);
+  const ti::Kernels* kernels = ti::select_kernels(isa);
+  if (std::string_view(isa) != "auto") ti::preferred.store(kernels);
+  return kernels != nullptr;
 }
 
 // Rows of blocks of a GGUF format as float32 or bfloat16 `out` [rows, depth]; 0 where no unit decodes them here.

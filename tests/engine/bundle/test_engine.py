@@ -90,20 +90,19 @@ def test_without_precompiling_programs_come_from_the_bundle_one_by_one(made):
     llm.close()
 
 
-@pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
-def test_a_damaged_program_is_compiled_and_the_bundle_mended(made, copied, damage):
-    file = the_folder(copied) / "decode_2.xla"
-    whole = file.read_bytes()
-    if damage == "flip":
-        file.write_bytes(whole[:99] + bytes([whole[99] ^ 1]) + whole[100:])
-    elif damage == "cut":
-        file.write_bytes(whole[:-1])
-    else:
-        file.unlink()
+def test_damaged_programs_are_compiled_and_the_bundle_mended(made, copied):
+    folder = the_folder(copied)
+    flipped, cut, gone = (folder / f"{name}.xla" for name in ("decode_2", "choose_2", "update_tables"))
+    whole = flipped.read_bytes()
+    flipped.write_bytes(whole[:99] + bytes([whole[99] ^ 1]) + whole[100:])
+    cut.write_bytes(cut.read_bytes()[:-1])
+    gone.unlink()
     llm = LLM(tiny_config("llama"), bundle=str(copied), **OPTIONS)
-    told = "cannot be read" if damage == "remove" else "is damaged"
-    assert any(reason.startswith("decode_2 is compiled: decode_2.xla " + told) for reason in reasons(llm))
-    assert llm.stats()["compilations"] == 1
+    told = {"decode_2": "is damaged", "choose_2": "is damaged", "update_tables": "cannot be read"}
+    assert len(reasons(llm)) == 3
+    for name, why in told.items():
+        assert any(reason.startswith(f"{name} is compiled: {name}.xla {why}") for reason in reasons(llm))
+    assert llm.stats()["compilations"] == 3
     assert answers(llm) == made[1]
     llm.close()
     again = LLM(tiny_config("llama"), bundle=str(copied), **OPTIONS)
@@ -159,9 +158,8 @@ def test_what_differs_from_the_closest_bundle_is_said(copied, monkeypatch):
     llm.close()
 
 
-@pytest.mark.parametrize("mesh", ["tensor=2", "data=2,tensor=2"])
-def test_bundles_of_a_mesh(tmp_path, mesh):
-    options = {**OPTIONS, "mesh": mesh, "speculate": "ngram", "bundle": str(tmp_path)}
+def test_bundles_of_a_mesh(tmp_path):
+    options = {**OPTIONS, "max_running": 1, "mesh": "data=2,tensor=2", "speculate": "ngram", "bundle": str(tmp_path)}
     first = LLM(tiny_config("qwen3_moe"), **options)
     expected = answers(first)
     first.close()
