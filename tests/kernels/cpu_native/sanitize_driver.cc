@@ -94,7 +94,7 @@ void expect(const char* what, float got, float wanted, float size) {
 
 void product(Random& random, Pool& pool, const ti::Kernels& kernels) {
   ti::Matmul m = {};
-  m.format = static_cast<ti::Format>(pick(random, 0, 8));
+  m.format = static_cast<ti::Format>(pick(random, 0, 9));
   bool plain = m.format <= ti::Format::kFloat8;
   ti::BlockSize block = ti::block_size(m.format);
   m.group = 32;
@@ -112,6 +112,11 @@ void product(Random& random, Pool& pool, const ti::Kernels& kernels) {
     float by = value_of_bytes(m.format, scale[i % m.columns]);
     expect("product", y[i], plain ? sum * by : y[i], std::fabs(by) * static_cast<float>(m.depth));
   }
+  if (m.format < ti::Format::kQ8_0) return;
+  std::vector<float> values(m.columns * m.depth, NAN);
+  m.w = w.data(), m.y = values.data();
+  kernels.decode_rows(m, 0, m.columns);
+  for (float value : values) expect("decoded", value, value, 0);  // which no NaN is
 }
 
 void attention(Random& random, Pool& pool, const ti::Kernels& kernels) {
