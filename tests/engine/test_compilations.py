@@ -1,8 +1,11 @@
 """After warm-up nothing is compiled, and nothing is copied that need not be."""
 
+import itertools
 import math
+import os
 import random
 import re
+from pathlib import Path
 
 import jax
 import pytest
@@ -102,3 +105,34 @@ def test_without_precompile_only_what_runs_is_compiled_u59(make_llm):
     assert llm.stats()["compilations"] == 0
     llm.generate([[5, 6, 7]], SamplingParams(temperature=0, max_tokens=3))
     assert 0 < llm.stats()["compilations"] < len(llm.engine.programs.names())
+
+
+def resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.slow
+def test_10000_steps_compile_nothing_and_leave_memory_flat(make_llm):
+    """Prints what the process had resident after each thousand."""
+    llm = make_llm.fresh("smollm2", page_size=8, prefill_chunk=16, max_running=4)
+    compiled, ids, steps, resident = llm.stats()["compilations"], itertools.count(), 0, []
+    while steps < 10_000:
+        batch = zip(*mixed_requests(40, 128), strict=True)
+        waiting = []
+        for prompt, params in batch:
+            prepared = llm.generator.prepare(f"request-{next(ids)}", prompt, params)
+            llm.generator.submit(prepared)
+            waiting.append(prepared[0].request_id)
+        while any(not llm.generator.output(each).finished for each in waiting):
+            llm.generator.step()
+            steps += 1
+            if steps % 1000 == 0:
+                resident.append(resident_bytes())
+        for each in waiting:
+            llm.generator.take(each)
+    print([f"{each / 2**20:.1f} MiB" for each in resident])
+    assert llm.stats()["compilations"] == compiled
+    assert resident[9] - resident[1] < 8 * 2**20
+    check_idle(llm)
+    llm.close()
