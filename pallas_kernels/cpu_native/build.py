@@ -11,7 +11,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,7 +58,9 @@ def library(cache: Path | None = None, compiler: str | None = None) -> Library:
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)
         target = cache / f"cpu_native-{_digest(compiler)}.so"
         if not target.exists():
-            _build(compiler, units, target)
+            with _alone(cache):
+                if not target.exists():
+                    _build(compiler, units, target)
     except (OSError, _BuildError) as error:
         return Library(None, f"building the native kernels with {compiler} failed: {error}")
     return Library(target)
@@ -88,6 +92,22 @@ def _digest(compiler: str) -> str:
     for source in sorted(SOURCES.iterdir()):
         named.update(source.name.encode() + b"\0" + source.read_bytes())
     return named.hexdigest()[:32]
+
+
+@contextmanager
+def _alone(cache: Path) -> Iterator[None]:
+    """One process at a time, so that others find what the first has built; all at once where files have no locks."""
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    folder = os.open(cache, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
 
 
 def _build(compiler: str, units: dict[str, tuple[str, ...]], target: Path) -> None:
