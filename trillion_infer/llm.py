@@ -27,7 +27,7 @@ from trillion_infer.engine.compile_cache import enable_compile_cache
 from trillion_infer.engine.draft_plan import open_drafters
 from trillion_infer.engine.engine import Engine
 from trillion_infer.engine.memory import with_unaccounted
-from trillion_infer.engine.ops import platform_of
+from trillion_infer.engine.ops import multiplies_blocks, platform_of
 from trillion_infer.generation.generator import Generator, TextStream
 from trillion_infer.generation.prompts import Prompt, PromptReader
 from trillion_infer.generation.sessions import Sessions
@@ -61,7 +61,8 @@ class LLM:
         programs leave (on CPU at most 512 MiB).
       kv_dtype: float32 | bfloat16; int8 | fp8, with a scale for each position and head; None: as dtype.
       quantize: int8 | int4 | int4_64 | fp8: round the weights of products while loading; activations stay as they are.
-        keep: blocks of a GGUF stay packed (CPU); none: nothing is packed; None: experts stay as they were stored.
+        keep: blocks of a GGUF stay packed (CPU); none: nothing is packed; None: experts stay as they were stored, and
+        blocks of a GGUF where native CPU kernels multiply them.
       expert_memory: host | host:BYTES: routed experts stay in host memory, the hot ones in BYTES of the devices'.
       host_kv: bytes of host memory, disk_kv: "FOLDER:BYTES", for KV that the device gives up. What disk_kv holds is
         found again by the next LLM of the same model and dtype; `close` stores what is still on the device.
@@ -146,7 +147,8 @@ class LLM:
         self.load_report: LoadReport | None = None
         packing = Packing()
         if not isinstance(checkpoint, RandomCheckpoint):
-            packing = choose_packing(checkpoint, engine_config.quantize, platform_of(self.mesh))
+            native = multiplies_blocks(self.mesh, engine_config.attention)
+            packing = choose_packing(checkpoint, engine_config.quantize, platform_of(self.mesh), native)
         with ThreadPoolExecutor(1) as pool:
             loading = pool.submit(load_tokenizer, checkpoint, timeline)
             family = read_family(checkpoint.config, checkpoint.generation_config)
@@ -168,7 +170,7 @@ class LLM:
                 )
                 return params
 
-            fingerprint = checkpoint.fingerprint() + (engine_config.quantize or "").encode()
+            fingerprint = checkpoint.fingerprint() + (engine_config.quantize or packing.name).encode()
             self.fingerprint = fingerprint
             self.engine: Engine | DisaggregatedEngine | FollowingEngine
             if roles is None:

@@ -23,7 +23,7 @@ def choose_ops(mesh: Mesh, dtype: str, attention: str = "auto", interpret: bool 
     return Ops(
         activation="float32",
         attention=backend,
-        matmul="cpu" if attention in ("auto", "cpu") and native().isas else "xla",
+        matmul="cpu" if multiplies_blocks(mesh, attention) else "xla",
         interpret=interpret,
     )
 
@@ -38,6 +38,11 @@ def settle_isa(mesh: Mesh, isa: str) -> None:
         prefer(isa)
     except ValueError as error:
         raise ConfigError(f"cpu_isa is {error}. Use one of these.") from error
+
+
+def multiplies_blocks(mesh: Mesh, attention: str) -> bool:
+    """Whether native kernels multiply the blocks of a GGUF for an engine of this `attention`."""
+    return platform_of(mesh) == "cpu" and attention in ("auto", "cpu") and bool(native().isas)
 
 
 def attention_backend(platform: str, attention: str, interpret: bool) -> str:

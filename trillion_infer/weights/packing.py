@@ -25,15 +25,18 @@ Abstract = Callable[[Mapping[str, ParamSpec], Mapping[str, Sharding]], Mapping[s
 
 @dataclass(frozen=True)
 class Packing:
-    """abstract: None where no weight is packed beyond what `EngineConfig.quantize` rounds. options: of load_params."""
+    """abstract: None where no weight is packed beyond what `EngineConfig.quantize` rounds. options: of load_params.
+    name: what was chosen where `quantize` was left out."""
 
     abstract: Abstract | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    name: str = ""
 
 
-def choose_packing(checkpoint: Checkpoint, quantize: str | None, platform: str) -> Packing:
+def choose_packing(checkpoint: Checkpoint, quantize: str | None, platform: str, native: bool = False) -> Packing:
     """What `quantize` means for a checkpoint: a recipe of RECIPES, keep, none, or None.
 
+    native: blocks of a GGUF have products of their own here, so that None keeps them.
     Raises ConfigError where the checkpoint holds nothing that could be kept, is quantised already, or is in final
     layout, and where the platform cannot multiply what is kept.
     """
@@ -48,6 +51,8 @@ def choose_packing(checkpoint: Checkpoint, quantize: str | None, platform: str) 
         return Packing(
             partial(abstract_kept, checkpoint=checkpoint, select=routed_experts), {"keep_quantised": routed_experts}
         )
+    if quantize is None and native and isinstance(checkpoint, GGUFCheckpoint):
+        quantize = "keep"
     if quantize == "keep":
         if not isinstance(checkpoint, GGUFCheckpoint):
             raise ConfigError(
@@ -59,5 +64,5 @@ def choose_packing(checkpoint: Checkpoint, quantize: str | None, platform: str) 
                 f"quantize is 'keep', but blocks of a GGUF are multiplied on CPUs only, not on a {platform}. Leave "
                 "quantize out to decode them, or use int8."
             )
-        return Packing(partial(abstract_blocks, checkpoint=checkpoint), {"keep_quantised": True})
+        return Packing(partial(abstract_blocks, checkpoint=checkpoint), {"keep_quantised": True}, "keep")
     return Packing()
