@@ -14,6 +14,7 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 
+from pallas_kernels.quantised_matmul import QuantisedTensor, dequantise
 from trillion_infer.config.drafter import Eagle3Spec
 from trillion_infer.core.errors import ConfigError
 from trillion_infer.engine.engine import Engine
@@ -88,11 +89,12 @@ class Trainer:
             raise ConfigError(f"rows is {config.rows}, which {shards} data shards do not divide; choose a multiple.")
         params = llm.engine.params
         self._target = TargetStates(llm.blueprint, params, self.spec.aux_layers, config.rows // shards, config.length)
-        head = params["embed.table" if target.tied else "head.table"]
+        embed = _plain(params["embed.table"])
+        head = embed if target.tied else _plain(params["head.table"])
         places = np.full(target.vocab, -1, np.int32)
         places[self.kept] = np.arange(len(self.kept))
-        output = jnp.asarray(head)[self.kept].astype(jnp.float32)
-        self.ends = Ends(params["embed.table"], output, jnp.asarray(places))
+        output = head[self.kept].astype(jnp.float32)
+        self.ends = Ends(embed, output, jnp.asarray(places))
         names, checkpoint = llm.blueprint.family.names, open_checkpoint(model)
         weights = first_weights(self.spec, target, checkpoint, names, self.kept, config.seed)
         self._optimiser = optax.chain(
@@ -189,6 +191,11 @@ class Trainer:
             lines = path.read_text(encoding="utf-8").splitlines()[:step]
             path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
         return step
+
+
+def _plain(weight: jax.Array | QuantisedTensor) -> jax.Array:
+    """The table of a target, decoded where it stays packed."""
+    return dequantise(weight) if isinstance(weight, QuantisedTensor) else jnp.asarray(weight)
 
 
 def _batch(rows: Mapping[str, np.ndarray], states: tuple[Any, Any]) -> Batch:
