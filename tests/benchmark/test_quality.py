@@ -49,14 +49,13 @@ def test_variants_are_keywords_by_variant():
         parse_variants("int8")
 
 
-BOUNDS = {"quantize=int8": 1.01, "quantize=int4": 1.25, "kv_dtype=int8": 1.005}
+BOUNDS = {"quantize=int8": 1.01, "quantize=int4": 1.04, "quantize=keep": 1.002, "kv_dtype=int8": 1.005}
 
 
 @pytest.mark.slow
 def test_perplexity_and_divergence_stay_within_the_stated_bounds(smollm2_path):
-    """Weights of int8 within 1% of bfloat16, KV of int8 within 0.5%; bfloat16 within 0.015 nats of float32 a token.
-
-    Four bits cost a model of this size 22%, from a file that holds four-bit weights on another grid already."""
+    """Weights of int8 and int4 within 1% and 4% of bfloat16, KV of int8 within 0.5%; bfloat16 within 0.015 nats of
+    float32 a token. The file's weights lie on steps that int4 finds again."""
     options = {"model": smollm2_path, "dtype": "bfloat16", "max_running": 4, "kv_memory": 2**26, "max_model_len": 1024}
     options |= {"precompile": False, "quantize": "none"}
     variants = [{"dtype": "float32"}, *parse_variants(";".join(BOUNDS))]
