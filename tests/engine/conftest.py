@@ -1,6 +1,8 @@
 """After every test of the engine, every page of every engine is home."""
 
+import jax
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 from tests.engine.helpers import check_idle
 
@@ -12,3 +14,11 @@ def every_page_is_home(request: pytest.FixtureRequest):
     if "make_llm" in request.fixturenames:
         for llm in request.getfixturevalue("make_llm").made:
             check_idle(llm)
+
+
+@pytest.fixture(scope="module")
+def no_compile_cache():
+    """XLA's persistent cache, which an LLM of another module may have turned on, is off, so that bundles are written."""
+    jax.config.update("jax_compilation_cache_dir", None)
+    compilation_cache.reset_cache()
+    jax.clear_caches()

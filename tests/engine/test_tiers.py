@@ -2,6 +2,7 @@
 
 import random
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -19,8 +20,9 @@ SESSIONS, LENGTH, LONGEST = 20, 40, 96
 class Conversations:
     """Sessions that grow from turn to turn, each answered as a model without any cache answers."""
 
-    def __init__(self, make_llm, name: str):
-        self.name, self._make = name, make_llm
+    def __init__(self, make_llm, name: str, bundles: Path | str = ""):
+        """bundles: a folder by which engines of the same shape share their compiled programs."""
+        self.name, self._make, self._bundles = name, make_llm, str(bundles)
         self._cold = make_llm(name, **SMALL, prefix_caching=False)
         self._whole = prompts_of(11, [LONGEST] * SESSIONS)
         self._answers: dict[tuple[int, int], list[int]] = {}
@@ -29,7 +31,7 @@ class Conversations:
         """A device pool that holds three sessions; the test's own."""
         layouts = self._cold.blueprint.layouts
         memory = tight_memory(self._cold, pages=3 * LONGEST // 8 // len(layouts))
-        llm = self._make.fresh(self.name, **{**SMALL, "max_model_len": 112, "kv_memory": memory, **options})
+        llm = self._make.fresh(self.name, **{**SMALL, "max_model_len": 112, "kv_memory": memory, **options}, bundle=self._bundles)
         llm.engine.tiering.promoter.chooses = False  # so small a model computes faster than some disks read
         return llm
 
@@ -56,14 +58,19 @@ class Conversations:
         return sum(self.check(llm, [(session, turn)]) for session in range(SESSIONS))
 
 
+@pytest.fixture(scope="module")
+def bundles(no_compile_cache, tmp_path_factory):
+    return tmp_path_factory.mktemp("bundles")
+
+
 @pytest.fixture(scope="module", params=MODELS)
-def talk(request, make_llm):
-    return Conversations(make_llm, request.param)
+def talk(request, make_llm, bundles):
+    return Conversations(make_llm, request.param, bundles)
 
 
 @pytest.fixture(scope="module")
-def dense(make_llm):
-    return Conversations(make_llm, "smollm2")
+def dense(make_llm, bundles):
+    return Conversations(make_llm, "smollm2", bundles)
 
 
 def prefix_tokens(talk: Conversations) -> int:
