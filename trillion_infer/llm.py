@@ -30,6 +30,7 @@ from trillion_infer.engine.memory import with_unaccounted
 from trillion_infer.engine.ops import multiplies_blocks, platform_of
 from trillion_infer.generation.generator import Generator, TextStream
 from trillion_infer.generation.prompts import Prompt, PromptReader
+from trillion_infer.generation.session_files import SessionFolder
 from trillion_infer.generation.sessions import Sessions
 from trillion_infer.models import read_family
 from trillion_infer.text.tokenizer import Tokenizer
@@ -132,6 +133,8 @@ class LLM:
         options = _with_deployment(options)
         engine_fields = EngineConfig.__dataclass_fields__
         engine_config = EngineConfig(**{name: value for name, value in options.items() if name in engine_fields})
+        if engine_config.sessions:
+            SessionFolder(engine_config.session_folder).check()
         if engine_config.compile_cache_folder:
             enable_compile_cache(engine_config.compile_cache_folder)
         with timeline.phase("open checkpoint"):

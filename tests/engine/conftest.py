@@ -18,7 +18,7 @@ def every_page_is_home(request: pytest.FixtureRequest):
 
 @pytest.fixture(scope="module")
 def no_compile_cache():
-    """XLA's persistent cache, which an LLM of another module may have turned on, is off, so that bundles are written."""
+    """XLA's persistent cache, which an LLM of another module may have turned on, is off: bundles can be written."""
     jax.config.update("jax_compilation_cache_dir", None)
     compilation_cache.reset_cache()
     jax.clear_caches()

@@ -31,7 +31,8 @@ class Conversations:
         """A device pool that holds three sessions; the test's own."""
         layouts = self._cold.blueprint.layouts
         memory = tight_memory(self._cold, pages=3 * LONGEST // 8 // len(layouts))
-        llm = self._make.fresh(self.name, **{**SMALL, "max_model_len": 112, "kv_memory": memory, **options}, bundle=self._bundles)
+        common = {**SMALL, "max_model_len": 112, "kv_memory": memory, "bundle": self._bundles}
+        llm = self._make.fresh(self.name, **{**common, **options})
         llm.engine.tiering.promoter.chooses = False  # so small a model computes faster than some disks read
         return llm
 
@@ -326,6 +327,7 @@ def test_a_prefix_that_cannot_be_reused_is_computed_k11(make_llm, tmp_path):
         ({"host_kv": -1}, "host_kv is -1; it must be a number of bytes"),
         ({"disk_kv": "/tmp/kv"}, "disk_kv is '/tmp/kv'; it must be FOLDER:BYTES"),
         ({"disk_kv": "/dev/null/kv:1e9"}, "cannot be written"),
+        ({"sessions": "/dev/null/x"}, "sessions folder '/dev/null/x' cannot be made"),
         ({"host_kv": 1e9, "prefix_caching": False}, "prefix_caching is False"),
         ({"host_kv": 1e9, "disaggregate": "prefill=1,decode=1"}, "do not work with disaggregate"),
         ({"store": "mooncake://localhost:1"}, "store mooncake://localhost:1 cannot be reached"),

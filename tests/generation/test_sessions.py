@@ -5,6 +5,7 @@ import pytest
 from trillion_infer.core.errors import ConfigError, InvalidRequestError, SessionError, UnknownSessionError
 from trillion_infer.core.request import Request
 from trillion_infer.core.sampling_params import SamplingParams
+from trillion_infer.generation.session_files import SessionFolder
 from trillion_infer.generation.sessions import MAX_NAME, Sessions
 from trillion_infer.testing.byte_tokenizer import byte_tokenizer
 
@@ -119,6 +120,8 @@ def test_what_cannot_be_loaded_says_why(sessions, keeper, tmp_path):
     with pytest.raises(SessionError, match="is not what was saved"):
         sessions.load("s")
     assert [info.is_saved for info in sessions.list()] == [False]
+    Sessions(keeper, byte_tokenizer(), "model-a", tmp_path).delete("s")
+    assert not list(tmp_path.iterdir()), "a damaged file can be deleted"
     homeless = Sessions(keeper, byte_tokenizer(), "m")
     turn(homeless, "s", "Hello")
     with pytest.raises(ConfigError, match="give sessions=FOLDER or disk_kv"):
@@ -181,3 +184,13 @@ def test_a_session_has_one_turn_at_a_time(sessions):
 def test_bad_names_are_refused(sessions, name):
     with pytest.raises(InvalidRequestError, match="session_id is"):
         sessions.extend(name, "", "text", [1])
+
+
+def test_a_folder_that_cannot_be_made_is_one_sentence(keeper, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"file/x' cannot be made \(Not a directory\)"):
+        SessionFolder(tmp_path / "file" / "x").check()
+    sessions = Sessions(keeper, byte_tokenizer(), "m", tmp_path / "file" / "x")
+    turn(sessions, "s", "Hello")
+    with pytest.raises(ConfigError, match="Session 's' cannot be written"):
+        sessions.save("s")

@@ -3,7 +3,7 @@
 import os
 import random
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,9 @@ RUNNING, DECODE_OUT, POOL_BYTES, FILL = 8, 96, 128 * 10**6, 512
 """Of the run that measures what copying out costs: requests, tokens each, the pool, and prompts that fill it first."""
 
 
-def kv_shares(options: Mapping[str, Any], sizes: Sizes, vocab: int, repeats: int) -> dict[str, float]:
-    """kv_*_share by tier in percent, the best of `repeats`, and kv_first_token_ms of computing prefix and tail."""
+def kv_shares(options: Mapping[str, Any], sizes: Sizes, vocab: int, repeats: int) -> Iterator[tuple[str, float]]:
+    """One by one, the best of `repeats`: kv_*_share by tier in percent, kv_first_token_ms of computing all."""
     ids = _ids(vocab)
-    figures: dict[str, float] = {}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kv")))
         tiers: dict[str, dict[str, Any]] = {
@@ -39,11 +38,10 @@ def kv_shares(options: Mapping[str, Any], sizes: Sizes, vocab: int, repeats: int
             llm = LLM(**{**options, "host_kv": 0, "disk_kv": None, "store": None, **place})
             llm.engine.tiering.promoter.chooses = False  # pyright: ignore
             try:
-                figures |= _shares(llm, tier, sizes, ids, repeats, folder)
+                yield from _shares(llm, tier, sizes, ids, repeats, folder).items()
             finally:
                 llm.close()
-    figures["kv_write_behind_share"] = _write_behind(options, ids, repeats)
-    return figures
+    yield "kv_write_behind_share", _write_behind(options, ids, repeats)
 
 
 def _shares(

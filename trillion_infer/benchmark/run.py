@@ -83,7 +83,10 @@ def run_plan(plan: Plan, tell: Callable[[str], None], progress: Progress | None 
         if plan.workloads == ("interference",):
             return
     if "kv" in plan.workloads:
-        started |= kv_shares(plan.options, plan.sizes, family.config.vocab, plan.repeats)
+        for metric, value in kv_shares(plan.options, plan.sizes, family.config.vocab, plan.repeats):
+            yield record(ENGINE, metric, value, str(plan.options.get("dtype", "auto")), name)
+        if plan.workloads == ("kv",):
+            return
     llm = LLM(**{**plan.options, "progress": progress})
     if not llm.leads:
         llm.follow()

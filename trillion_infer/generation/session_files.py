@@ -5,6 +5,7 @@ import json
 import os
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,16 @@ class SessionFolder:
     def __init__(self, folder: Path | None):
         self._folder = folder
 
+    def check(self) -> None:
+        """Raises ConfigError for a folder that cannot be made; no effect without one."""
+        try:
+            if self._folder is not None:
+                self._folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"sessions folder '{self._folder}' cannot be made ({error.strerror}); name a writable folder."
+            ) from error
+
     def save(self, session: SavedSession) -> None:
         """Raises ConfigError without a folder or when it cannot be written; what was saved before stays then."""
         if self._folder is None:
@@ -51,7 +62,8 @@ class SessionFolder:
                 os.fsync(file.fileno())
             partial.rename(path)
         except OSError as error:
-            partial.unlink(missing_ok=True)
+            with suppress(OSError):
+                partial.unlink()
             raise ConfigError(f"Session {session.name!r} cannot be written to {path} ({error.strerror}).") from error
 
     def load(self, tenant: str, name: str) -> SavedSession:

@@ -207,7 +207,8 @@ class Sessions:
     def delete(self, name: str, tenant: str = "") -> None:
         """Forgets a session, its file, and its blocks in every tier but those that other live sessions have, too.
 
-        Raises UnknownSessionError if it is neither live nor saved, SessionError if its file is damaged.
+        Raises UnknownSessionError if it is neither live nor saved. A damaged file does not tell its blocks: it goes and
+        they stay until they are evicted.
         """
         names: list[bytes] = []
         if (tenant, name) in self._live:
@@ -216,7 +217,12 @@ class Sessions:
             names = session.names
             del self._live[tenant, name]
         else:
-            names = self._keeper.block_names(self._files.load(tenant, name).token_ids, tenant)
+            try:
+                names = self._keeper.block_names(self._files.load(tenant, name).token_ids, tenant)
+            except UnknownSessionError:
+                raise
+            except SessionError:
+                names = []
         self._files.delete(tenant, name)
         others = {each for session in self._live.values() for each in session.names}
         self._keeper.discard([each for each in names if each not in others])
