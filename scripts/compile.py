@@ -5,6 +5,7 @@ Run:    python scripts/compile.py --config=qwen3_30b_a3b_v5e_8
         python scripts/compile.py --config=qwen3_30b_a3b_v5e_8 --bundle=bundles
         python scripts/compile.py --config=kimi_k2_5_h100x8 --largest
 Expect: a table of programs (seconds, temporaries, FLOP, bytes moved) and a line of memory; --json prints one object.
+Of a deployment with prefill and decode apart: one each, for the devices of each.
 """
 
 import json
@@ -22,6 +23,7 @@ from trillion_infer.cli.flags import run
 from trillion_infer.config.deployment import find_deployment
 from trillion_infer.core.errors import TrillionInferError
 from trillion_infer.plan.compile_report import CompileReport, compile_deployment
+from trillion_infer.plan.placement import roles_of
 from trillion_infer.weights.rounding import RECIPES
 
 CONFIG = flags.DEFINE_string(
@@ -48,6 +50,8 @@ JSON = flags.DEFINE_bool("json", False, "Print one JSON object.")
 
 def show(report: CompileReport) -> None:
     row = report.as_json()
+    if report.role:
+        print(f"{report.role}, on devices {', '.join(map(str, report.device_ids))}:")
     print(f"{'program':<18}{'compile s':>10}{'temp GiB':>10}{'GFLOP':>12}{'GB moved':>10}")
     for program in row["programs"]:
         print(
@@ -89,13 +93,18 @@ def main(argv: list[str]) -> None:
             deployment = replace(deployment, options={**deployment.options, "quantize": QUANTIZE.value})
         if SPECULATE.value:
             deployment = replace(deployment, options={**deployment.options, "speculate": SPECULATE.value})
-        report = compile_deployment(deployment, TOPOLOGY.value, MESH.value, Progress(), LARGEST.value, BUNDLE.value)
+        options = (TOPOLOGY.value, MESH.value, Progress(), LARGEST.value, BUNDLE.value)
+        for role in roles_of(deployment):
+            tell_report(compile_deployment(deployment, *options, role))
     except TrillionInferError as error:
         sys.exit(f"compile.py: {error}")
+
+
+def tell_report(report: CompileReport) -> None:
     for note in report.notes:
         print(f"compile.py: note: {note}", file=sys.stderr)
     if JSON.value:
-        print(json.dumps(report.as_json()))
+        print(json.dumps(report.as_json()), flush=True)
     else:
         show(report)
 

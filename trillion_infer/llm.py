@@ -56,6 +56,7 @@ class LLM:
       dtype: float32 | bfloat16 | auto (the checkpoint's own).
       mesh: "data=1,tensor=4", a dict, or a jax.sharding.Mesh.
       disaggregate: "prefill=4,decode=4" or "prefill=2x2,decode=4" (groups x devices): each role on its own devices.
+      prefill_options: what prefill meshes have different, as "max_running=8,prefill_chunk=2048,kv_dtype=bfloat16".
       max_model_len: prompt and answer together, in tokens; None: the model's own limit.
       max_running: requests computed at once (a data shard). prefill_chunk: prompt tokens a step.
       page_size: tokens a KV page. kv_memory: bytes, or a fraction of what is free; None: all that the compiled
@@ -98,6 +99,7 @@ class LLM:
         dtype: str = "auto",
         mesh: str | Mapping[str, int] | Mesh | None = None,
         disaggregate: str | None = None,
+        prefill_options: str | None = None,
         max_model_len: int | None = None,
         max_running: int = 64,
         prefill_chunk: int = 512,
@@ -146,6 +148,8 @@ class LLM:
             raise ConfigError(str(error)) from error
         if roles and options["mesh"] is not None:
             raise ConfigError("mesh and disaggregate are both given; disaggregate makes its own meshes.")
+        if options["prefill_options"] and not roles:
+            raise ConfigError("prefill_options are those of prefill meshes of their own; give disaggregate too.")
         self._group = _join(self.mesh, options)
         self.load_report: LoadReport | None = None
         packing = Packing()

@@ -1,13 +1,14 @@
 """Workers that hand prompts to each other give the tokens of one engine, and every page comes home."""
 
-import random
+import itertools
 import time
+from dataclasses import replace
 
 import pytest
 
 from tests.engine.helpers import greedy, tokens_of
-from tests.engine.test_equalities import MIXED, SMALL, prompts_of
-from trillion_infer import SamplingParams
+from tests.engine.mixed_requests import MixedRequests, mixed_requests
+from tests.engine.test_equalities import MIXED, SMALL, prompts_of, tight_memory
 from trillion_infer.engine.handoff.build import HandoffOptions, make_worker
 from trillion_infer.engine.handoff.worker import HandoffEngine
 from trillion_infer.generation.generator import Generator
@@ -20,6 +21,7 @@ pytestmark = pytest.mark.matrix
 
 KEY = "a key that all workers of a test share"
 SPACE: dict = {}
+NUMBERS = itertools.count()
 
 
 class Pools:
@@ -36,19 +38,19 @@ class Pools:
             if name not in silent:
                 generator.step()
 
-    def run(self, prompts, params, name: str = "decode", each=lambda step: None, limit_s: float = 120.0):
-        """Outputs of a worker; `each(step)` is called between steps."""
-        generator = self.workers[name][1]
+    def run(self, prompts, params, places=None, each=lambda step: None, limit_s: float = 240.0):
+        """Outputs of the workers named in `places`, one a prompt; `each(step)` is called between steps."""
         params = params if isinstance(params, list) else [params] * len(prompts)
+        places = [self.workers[name][1] for name in places or ["decode"] * len(prompts)]
         for i, (prompt, one) in enumerate(zip(prompts, params, strict=True)):
-            generator.add(str(i), prompt, one)
+            places[i].add(str(i), prompt, one)
         step, end = 0, time.monotonic() + limit_s
-        while not all(generator.output(str(i)).finished for i in range(len(prompts))):
+        while not all(generator.output(str(i)).finished for i, generator in enumerate(places)):
             self.step()
             each(step)
             step += 1
-            assert time.monotonic() < end, self.engine(name).stats()
-        return [generator.take(str(i)) for i in range(len(prompts))]
+            assert time.monotonic() < end, {name: engine.stats() for name, (engine, _) in self.workers.items()}
+        return [generator.take(str(i)) for i, generator in enumerate(places)]
 
     def count(self, name: str, *figures: str) -> tuple[float, ...]:
         """Figures of a worker, 0 where it has none."""
@@ -83,15 +85,15 @@ def make_pools(make_llm):
     """make_pools(model, prefill=tensor sizes, decode=tensor sizes, …): workers that know each other, few at once."""
     kept: dict = {}
 
-    def build(model, prefill, decode, transport, limits, decode_options, **options) -> Pools:
+    def build(model, prefill, decode, transport, limits, decode_options, prefill_options, **options) -> Pools:
         workers, addresses = {}, []
         sizes = [(f"prefill{i or ''}", "prefill", n) for i, n in enumerate(prefill)]
         sizes += [(f"decode{i or ''}", "decode", n) for i, n in enumerate(decode)]
         for name, role, tensor in sizes:
-            more = dict(decode_options) if role == "decode" else {}
+            more = dict(decode_options if role == "decode" else prefill_options)
             llm = make_llm.fresh(model, **{**SMALL, "mesh": f"tensor={tensor}", **options, **more})
             if transport == "memory":
-                carrier = MemoryTransport(SPACE, f"{name}-{model}-{prefill}-{decode}-{limits}")
+                carrier = MemoryTransport(SPACE, f"{name}-{next(NUMBERS)}")
             else:
                 carrier = make_transport(transport, KEY.encode(), "127.0.0.1")
             peers = tuple(addresses) if role == "decode" else ()
@@ -102,12 +104,22 @@ def make_pools(make_llm):
             workers[name] = (engine, Generator(engine, llm.generator.reader))
         return Pools(workers)
 
-    def make(model, prefill=(1,), decode=(1,), transport="memory", limits=None, decode_options=(), **options) -> Pools:
-        key = (model, prefill, decode, transport, limits, decode_options, *sorted(options.items()))
+    def make(
+        model,
+        prefill=(1,),
+        decode=(1,),
+        transport="memory",
+        limits=None,
+        decode_options=(),
+        prefill_options=(),
+        **options,
+    ) -> Pools:
+        own = (decode_options, prefill_options)
+        key = (model, prefill, decode, transport, limits, *own, *sorted(options.items()))
         if key not in kept:
             while len(kept) >= 2:
                 kept.pop(next(iter(kept))).close()
-            kept[key] = build(model, prefill, decode, transport, limits, decode_options, **options)
+            kept[key] = build(model, prefill, decode, transport, limits, *own, **options)
         return kept[key]
 
     yield make
@@ -129,57 +141,92 @@ def pools(make_pools):
         each.mend()
 
 
-@pytest.mark.parametrize("name", ["smollm2", "deepseek_v3", "gemma3_text"])
-@pytest.mark.parametrize(("prefill", "decode"), [((1,), (1,)), ((1,), (4,)), ((2, 1), (1,))])
-def test_handed_over_equals_colocated(make_llm, pools, name, prefill, decode):
-    if (name != "smollm2" and (prefill, decode) == ((2, 1), (1,))) or (name == "gemma3_text" and decode == (4,)):
-        pytest.skip("one model runs on every split")
-    one, apart = make_llm(name, **SMALL), pools(name, prefill, decode)
-    outputs = apart.run(MIXED, greedy())
-    assert tokens_of(outputs) == tokens_of(one.generate(MIXED, greedy()))
+SPLITS = [
+    ((1,), (1,), "memory"),
+    ((1,), (4,), "memory"),
+    ((2, 1), (1,), "socket"),
+    ((1,), (1, 2), "jax"),
+]
+
+
+@pytest.fixture
+def pair(make_llm, pools):
+    """pair(name, …): pools whose decode workers have so few pages that they preempt."""
+
+    def make(name="smollm2", prefill=(1,), decode=(1,), transport="memory") -> Pools:
+        memory = tight_memory(make_llm(name, **SMALL), 26)
+        return pools(name, prefill, decode, transport, decode_options=(("kv_memory", memory), ("max_model_len", 80)))
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def mixed(make_llm):
+    """mixed(name): hundreds of requests, and the tokens of one engine; made once a model."""
+    kept = {}
+
+    def of(name: str) -> MixedRequests:
+        if name not in kept:
+            kept[name] = mixed_requests(make_llm(name, **SMALL))
+        return kept[name]
+
+    return of
+
+
+@pytest.mark.parametrize(
+    ("name", "prefill", "decode", "transport"),
+    [(name, *split) for split in SPLITS for name in ("smollm2", "deepseek_v3")],
+)
+def test_300_mixed_requests_with_prefixes_aborts_and_preemption_p11(pair, mixed, name, prefill, decode, transport):
+    """The KV a request decodes from is the KV of its own prompt, for hundreds of requests."""
+    requests, apart = mixed(name), pair(name, prefill, decode, transport)
+    decoders = [name for name in apart.workers if name.startswith("decode")]
+    for worker in decoders:
+        apart.engine(worker).engine.schedulers[0]._lengths._prior = 1  # answers are taken to be short
+    places = [decoders[i % len(decoders)] for i in range(len(requests.prompts))]
+    leave = requests.aborting(lambda i: apart.workers[places[i]][1].abort(str(i)))
+    requests.check(apart.run(requests.prompts, requests.params, places, each=leave))
+    for figure in ("handoffs", "kv_pages_found"):
+        assert min(apart.count(worker, figure)[0] for worker in decoders) > 0
+    assert decode != (1,) or apart.count("decode", "preemptions")[0] > 0
+    apart.settle()
+
+
+def test_pages_of_a_window_go_when_the_prompt_is_computed(make_llm, pools):
+    one, apart = make_llm("gemma3_text", **SMALL), pools("gemma3_text")
+    assert tokens_of(apart.run(MIXED, greedy())) == tokens_of(one.generate(MIXED, greedy()))
     assert apart.engine("decode").stats()["handoffs"] > 0
     apart.settle()
 
 
-@pytest.mark.parametrize("transport", ["jax", "socket"])
-def test_networked_transports_move_the_same_pages(make_llm, pools, transport):
-    one, apart = make_llm("smollm2", **SMALL), pools("smollm2", transport=transport)
-    assert tokens_of(apart.run(MIXED, greedy())) == tokens_of(one.generate(MIXED, greedy()))
-    assert apart.engine("decode").stats()["kv_bytes_moved"] > 0
+def test_tiers_of_the_prefill_worker_and_drafts_of_the_decode_worker(make_llm, pools):
+    """A prefix that the prefill worker's device gave up comes from its host memory; drafts change no token."""
+    one = make_llm("smollm2", **SMALL)
+    options = {"prefill_options": (("kv_memory", tight_memory(one, 30)), ("max_model_len", 112), ("host_kv", 1e8))}
+    apart = pools("smollm2", decode_options=(("speculate", "ngram,suffix"), ("prefix_caching", False)), **options)
+    prefill, decode = apart.engine("prefill").engine, apart.engine("decode").engine
+    prefill.tiering.promoter.chooses = False
+    decode.speculation.draft_always()
+    prompts = [prompt[:20] * 3 for prompt in prompts_of(76, [20] * 12)]
+    expected = tokens_of(one.generate(prompts, greedy(24)))
+    for _ in range(2):
+        assert [tokens_of(apart.run([prompt], greedy(24)))[0] for prompt in prompts] == expected
+    assert prefill.stats()["kv_host.hit_tokens"] > 0
+    assert decode.stats()["speculate.ngram.accepted"] + decode.stats()["speculate.suffix.accepted"] > 0
     apart.settle()
 
 
-@pytest.mark.parametrize("name", ["smollm2", "deepseek_v3"])
-def test_eight_bit_kv_travels_with_its_scales(make_llm, pools, name):
-    one, apart = make_llm(name, **SMALL, kv_dtype="int8"), pools(name, kv_dtype="int8")
-    assert tokens_of(apart.run(MIXED, greedy())) == tokens_of(one.generate(MIXED, greedy()))
-    assert apart.engine("decode").stats()["handoffs"] > 0
-    apart.settle()
-
-
-def test_300_requests_with_shared_prefixes_aborts_and_seeds_p11(make_llm, pools):
-    one, apart = make_llm("smollm2", **SMALL), pools("smollm2", (1, 1), (1,))
-    rng = random.Random(2)
-    stems = prompts_of(5, [40, 24, 17])
-    prompts = [rng.choice(stems)[: rng.randrange(1, 40)] + prompts_of(i, [rng.randrange(1, 20)])[0] for i in range(300)]
-    params = [
-        SamplingParams(temperature=rng.choice([0.0, 0.8]), seed=i, max_tokens=rng.randrange(1, 10), ignore_eos=True)
-        for i in range(300)
-    ]
-    expected = tokens_of(one.generate(prompts, params))
-    aborted = list(range(0, 300, 17))
-    generator = apart.workers["decode"][1]
-
-    def leave(step: int) -> None:
-        if step % 3 == 0 and aborted:
-            generator.abort(str(aborted.pop()))
-
-    outputs = apart.run(prompts, params, each=leave)
-    kept = [i for i, output in enumerate(outputs) if output.outputs[0].finish_reason != "abort"]
-    assert len(kept) > 250
-    assert [outputs[i].outputs[0].token_ids for i in kept] == [expected[i] for i in kept]
-    assert all(output.num_cached_tokens < len(output.prompt_token_ids) for output in outputs)
-    assert apart.engine("decode").stats()["kv_pages_found"] > 0
+@pytest.mark.parametrize(
+    ("name", "source", "target"), [("smollm2", "int8", "float32"), ("deepseek_v3", "float32", "int8")]
+)
+def test_kv_is_converted_where_it_arrives(make_llm, pools, name, source, target):
+    one = make_llm(name, **SMALL)
+    apart = pools(name, prefill_options=(("kv_dtype", source),), decode_options=(("kv_dtype", target),))
+    prompt, params = prompts_of(77, [50]), greedy(1, logprobs=0)
+    (found,), (expected,) = apart.run(prompt, params), one.generate(prompt, params)
+    assert apart.count("decode", "handoffs")[0] > 0
+    (ours,), (theirs,) = (output.outputs[0].logprobs[0].values() for output in (found, expected))
+    assert ours.logprob == pytest.approx(theirs.logprob, abs=0.2)
     apart.settle()
 
 
@@ -192,11 +239,13 @@ def faulty(pools: Pools, name: str, times: int) -> None:
             left[0] -= 1
             raise TransferError("the wire was cut")
 
-    pools.engine(name).transport.fault = fault
+    transport = pools.engine(name).transport
+    assert isinstance(transport, MemoryTransport)
+    transport.fault = fault
 
 
-def test_a_failed_transfer_is_tried_again_from_the_lease(make_llm, pools):
-    one, apart = make_llm("smollm2", **SMALL), pools("smollm2")
+def test_a_failed_transfer_is_tried_again_from_the_lease(make_llm, pair):
+    one, apart = make_llm("smollm2", **SMALL), pair()
     prompt = prompts_of(101, [40])
     faulty(apart, "decode", 1)
     before = apart.count("decode", "handoff.transfer_failures", "handoffs"), apart.count("prefill", "handoff.resends")
@@ -207,22 +256,19 @@ def test_a_failed_transfer_is_tried_again_from_the_lease(make_llm, pools):
     apart.settle()
 
 
-@pytest.mark.parametrize("policy", ["recompute", "fail"])
-def test_a_transport_that_never_works_meets_the_policy_p07(make_llm, pools, policy):
-    limits = HandoffLimits(policy, lease_s=2.0, beat_s=0.05, silence_s=1.0, deadline_s=20.0, max_attempts=2)
-    one, apart = make_llm("smollm2", **SMALL), pools("smollm2", limits=limits)
+def test_a_transport_that_never_works_meets_the_policy_p07(make_llm, pools):
+    limits = HandoffLimits("recompute", lease_s=2.0, beat_s=0.05, silence_s=1.0, deadline_s=20.0, max_attempts=2)
+    one, apart = make_llm("smollm2", **SMALL), pools("smollm2", limits=limits, max_running=1)
     faulty(apart, "decode", 10**9)
     prompt = prompts_of(105, [40])
-    output = apart.run(prompt, greedy())[0].outputs[0]
-    if policy == "fail":
-        assert output.finish_reason == "error"
-    else:
-        assert output.token_ids == tokens_of(one.generate(prompt, greedy()))[0]
+    assert tokens_of(apart.run(prompt, greedy())) == tokens_of(one.generate(prompt, greedy()))
+    apart.engine("decode").decode_jobs._limits = replace(limits, on_transfer_failure="fail")
+    assert apart.run(prompts_of(106, [40]), greedy())[0].outputs[0].finish_reason == "error"
     apart.settle()
 
 
-def test_pages_that_changed_on_the_way_are_not_believed_p01(make_llm, pools):
-    one, apart = make_llm("smollm2", **SMALL), pools("smollm2")
+def test_pages_that_changed_on_the_way_are_not_believed_p01(make_llm, pair):
+    one, apart = make_llm("smollm2", **SMALL), pair()
     engine, left = apart.engine("decode"), [1]
 
     def corrupt() -> None:
@@ -238,8 +284,8 @@ def test_pages_that_changed_on_the_way_are_not_believed_p01(make_llm, pools):
     apart.settle()
 
 
-def test_a_client_that_leaves_frees_both_sides_at_once_p03(pools):
-    apart = pools("smollm2")
+def test_a_client_that_leaves_frees_both_sides_at_once_p03(pair):
+    apart = pair()
     (before,) = apart.count("decode", "handoffs")
     generator = apart.workers["decode"][1]
     generator.add("gone", prompts_of(103, [60])[0], greedy())
@@ -251,15 +297,15 @@ def test_a_client_that_leaves_frees_both_sides_at_once_p03(pools):
     assert apart.count("decode", "handoffs")[0] == before
 
 
-def test_aborting_what_was_never_there_changes_nothing_p10(make_llm, pools):
-    one, apart = make_llm("smollm2", **SMALL), pools("smollm2")
+def test_aborting_what_was_never_there_changes_nothing_p10(make_llm, pair):
+    one, apart = make_llm("smollm2", **SMALL), pair()
     apart.engine("decode").abort("nobody")
     assert tokens_of(apart.run(MIXED[:2], greedy())) == tokens_of(one.generate(MIXED[:2], greedy()))
     apart.settle()
 
 
 def test_a_prompt_that_prefill_refuses_is_refused_to_the_client_p14(pools):
-    apart = pools("smollm2", decode_options=(("max_model_len", 64),), max_model_len=32)
+    apart = pools("smollm2", decode_options=(("max_model_len", 64),), max_model_len=32, max_running=1)
     generator = apart.workers["decode"][1]
     generator.add("long", prompts_of(3, [50])[0], greedy(2))
     end = time.monotonic() + 30
@@ -272,8 +318,8 @@ def test_a_prompt_that_prefill_refuses_is_refused_to_the_client_p14(pools):
     apart.settle()
 
 
-def test_usage_counts_what_either_side_had_p17(make_llm, pools):
-    apart = pools("smollm2")
+def test_usage_counts_what_either_side_had_p17(make_llm, pair):
+    apart = pair()
     prompt = prompts_of(104, [40])[0]
     first, second = (apart.run([prompt], greedy(2))[0].num_cached_tokens for _ in range(2))
     assert first == 0

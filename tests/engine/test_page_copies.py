@@ -17,7 +17,7 @@ MODEL = b"m" * 32
 
 def copier_and_pools(name: str, mesh: str, seed: int):
     blueprint = blueprint_of(name, mesh, page_size=8, dtype="float32", max_model_len=64, max_running=2)
-    copier = PageCopier(*pool_side(blueprint))
+    copier = PageCopier(pool_side(blueprint))
     shapes = blueprint.state_shape((PAGES,) * len(blueprint.layouts)).abstract(blueprint.mesh).pools
     keys = jax.random.split(jax.random.key(seed), len(shapes))
     draw = [jax.random.normal(k, s.shape, s.dtype) for k, s in zip(keys, shapes, strict=True)]

@@ -329,7 +329,6 @@ def test_a_prefix_that_cannot_be_reused_is_computed_k11(make_llm, tmp_path):
         ({"disk_kv": "/dev/null/kv:1e9"}, "cannot be written"),
         ({"sessions": "/dev/null/x"}, "sessions folder '/dev/null/x' cannot be made"),
         ({"host_kv": 1e9, "prefix_caching": False}, "prefix_caching is False"),
-        ({"host_kv": 1e9, "disaggregate": "prefill=1,decode=1"}, "do not work with disaggregate"),
         ({"store": "mooncake://localhost:1"}, "store mooncake://localhost:1 cannot be reached"),
         ({"store": "s4://bucket"}, "store 's4://bucket' cannot be used"),
     ],

@@ -14,7 +14,7 @@ from trillion_infer.engine.buckets import Bucket
 from trillion_infer.models import read_family
 from trillion_infer.plan.compile_report import CompileReport, compile_deployment
 from trillion_infer.plan.cost import step_cost
-from trillion_infer.plan.placement import described_packing, plan_deployment
+from trillion_infer.plan.placement import described_packing, plan_deployment, roles_of
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 NAMES = [name for name in deployment_names() if find_deployment(name).hf_config is not None]
@@ -143,18 +143,36 @@ GOALS = {
 """GiB and tokens of KV that these must leave; the others, room for a token."""
 
 
+ROLES = [(name, role) for name in NAMES for role in roles_of(find_deployment(name))]
+APART = [name for name in NAMES if roles_of(find_deployment(name)) != (None,)]
+
+
+@pytest.mark.aot
+@pytest.mark.parametrize("name", APART)
+def test_each_role_has_devices_and_programs_of_its_own(name):
+    """Half of the devices each; prefill has no steps of decode alone, decode one that prefills what was preempted."""
+    deployment = find_deployment(name)
+    plans = {role: plan_deployment(deployment, role=role)[0] for role in roles_of(deployment)}
+    ids = {role: {device.id for device in plan.mesh.devices.flat} for role, plan in plans.items()}
+    assert (len(ids["prefill"]), len(ids["decode"]), ids["prefill"] & ids["decode"]) == (8, 8, set())
+    buckets = {role: plan.programs((1,)).buckets for role, plan in plans.items()}
+    assert not buckets["prefill"].decode
+    assert len(buckets["decode"].mixed) == 1
+    assert buckets["decode"].decode[-1].sequences == plans["decode"].config.max_running
+
+
 @pytest.mark.aot
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-def test_deployments_compile_and_leave_room(name):
+@pytest.mark.parametrize(("name", "role"), ROLES)
+def test_deployments_compile_and_leave_room(name, role):
     """The largest step and its sampler, with the kernels of the platform, in pools as large as fit."""
-    report: CompileReport = compile_deployment(find_deployment(name), only_largest=True)
+    report: CompileReport = compile_deployment(find_deployment(name), only_largest=True, role=role)
     gib, tokens = GOALS.get(name, (0, 1))
     assert report.as_json()["kv_gib_total"] >= gib
     assert report.kv_tokens >= tokens
     assert report.kv_bytes <= report.kv_limit
     assert not report.notes
-    blueprint, _, _ = plan_deployment(find_deployment(name))
+    blueprint, _, _ = plan_deployment(find_deployment(name), role=role)
     pools = blueprint.state_shape(report.pages).abstract(blueprint.mesh).pools
     shapes = [leaf.sharding.shard_shape(leaf.shape) for leaf in pools]
     assert not [line for program in report.programs for line in pool_copies(program.run.as_text() or "", shapes)]

@@ -24,6 +24,15 @@ def test_a_reservation_is_whole_or_nothing_p08():
     assert (scheduler.cache.groups[0].pool.available, other.slot) == (free, -1)
 
 
+def test_a_window_is_reserved_and_not_what_lies_before_it():
+    groups = [CacheGroup("full", None, 40), CacheGroup("window", 8, 6)]
+    scheduler = make_scheduler(groups=groups, page_size=4)
+    request, hit = reserved(scheduler, "a", 101, max_tokens=1)
+    full, window = scheduler.cache.held(request)
+    assert (hit, full.first, full.end) == (0, 0, 26)
+    assert (window.first, window.end) == (23, 26)
+
+
 def test_the_answers_of_others_are_left_room_to_grow_p16():
     scheduler = make_scheduler(groups=PAGES, page_size=4, expected_output=12)
     first, _ = reserved(scheduler, "a", 9, max_tokens=12)

@@ -13,6 +13,8 @@ from trillion_infer.cache.layout import PoolLayout
 from trillion_infer.config.model import CacheKey
 from trillion_infer.core.errors import ConfigError
 from trillion_infer.engine.handoff.staging import PageStager, checksum
+from trillion_infer.transfer.convert import VectorFormat
+from trillion_infer.transfer.pages import PoolSide
 from trillion_infer.transfer.transports import make_transport
 from trillion_infer.transfer.transports.base import TransferError
 from trillion_infer.transfer.transports.memory import MemoryTransport
@@ -25,12 +27,13 @@ def stager(tensor: int, dtype: str = "float32") -> tuple[PageStager, PoolLayout]
     plan, head_axis, slot_axis = kv_plan(9, HEADS, {**dict.fromkeys(AXES, 1), "tensor": tensor})
     key = CacheKey("attention", HEADS, DIM, None, None)
     layout = PoolLayout(key, LAYERS, PAGE, plan.physical_kv_heads, DIM, dtype, 1, head_axis, slot_axis)
-    return PageStager(make_mesh({"tensor": tensor}), [layout], [plan]), layout
+    side = PoolSide(make_mesh({"tensor": tensor}), (layout,), (plan,), (VectorFormat(dtype, (DIM,)),))
+    return PageStager(side), layout
 
 
 def filled(layout: PoolLayout, tensor: int, value: float) -> jax.Array:
-    pool = jnp.full(layout.shape(32), value, layout.dtype)
-    return jax.device_put(pool, layout.abstract(32, make_mesh({"tensor": tensor})).sharding)
+    abstract = layout.abstract(32, make_mesh({"tensor": tensor}))
+    return jax.tree.map(lambda leaf: jax.device_put(jnp.full(leaf.shape, value, leaf.dtype), leaf.sharding), abstract)
 
 
 def wait(fetch, seconds: float = 20.0):
@@ -64,12 +67,12 @@ def test_pages_arrive_as_they_were_whatever_the_tensor_sizes_p12_p18(pair, name,
     one, two = pair(name)
     (out, ours), (into, theirs) = stager(source), stager(target)
     data = jax.random.normal(jax.random.key(0), (LAYERS, 16, PAGE, HEADS, 2, DIM))
-    pool = out.fill(filled(ours, source, 7.0), 0, list(range(5, 21)), data)
+    pool = out.fill(filled(ours, source, 7.0), 0, list(range(5, 21)), data, "float32")
     staged = out.stage(pool, 0, list(range(5, 21)))
     one.expose(9, [staged.data])
     (arrived,) = wait(two.fetch(one.address, 9, [into.arrival(out.specs()[0])], 10.0))
     assert into.digest(arrived) == staged.digest_bytes()
-    there = into.fill(filled(theirs, target, -1.0), 0, list(range(2, 18)), arrived)
+    there = into.fill(filled(theirs, target, -1.0), 0, list(range(2, 18)), arrived, "float32")
     back = into.stage(there, 0, list(range(2, 18)))
     np.testing.assert_array_equal(np.asarray(back.data), np.asarray(data))
 
@@ -109,11 +112,17 @@ def test_a_checksum_sees_order_and_single_bits():
     assert np.asarray(checksum(data.at[7].set(jnp.nextafter(data[7], jnp.inf)))).tolist() != plain
 
 
-def test_pages_of_another_dtype_are_converted_where_they_arrive():
-    (out, ours), (into, theirs) = stager(1), stager(1, "bfloat16")
-    staged = out.stage(filled(ours, 1, 1.5), 0, [1])
-    there = into.fill(filled(theirs, 1, 0.0), 0, [3], staged.data)
-    assert (there.dtype, float(there[0, 3, 0, 0, 0, 0])) == (jnp.bfloat16, 1.5)
+@pytest.mark.parametrize(("source", "target"), [("float32", "bfloat16"), ("bfloat16", "int8"), ("int8", "float32")])
+def test_pages_of_another_dtype_are_converted_where_they_arrive(source, target):
+    (out, ours), (into, theirs) = stager(1, source), stager(1, target)
+    data = jax.random.normal(jax.random.key(1), (LAYERS, 16, PAGE, HEADS, 2, DIM))
+    staged = out.stage(out.fill(filled(ours, 1, 0.0), 0, list(range(16)), data, "float32"), 0, list(range(16)))
+    there = into.fill(filled(theirs, 1, 0.0), 0, list(range(16)), staged.data, source)
+    back, _ = stager(1)
+    plain = back.fill(filled(stager(1)[1], 1, 0.0), 0, [*range(16)], into.stage(there, 0, [*range(16)]).data, target)
+    found = np.asarray(back.stage(plain, 0, [*range(16)]).data)
+    np.testing.assert_allclose(found, data, atol=0.03 if "int8" in (source, target) else 0.01)
+    assert np.abs(found - np.asarray(data)).max() > 0
 
 
 def test_an_unknown_transport_is_refused():

@@ -39,7 +39,8 @@ def interference(
     options: Mapping[str, Any], work: Interference, repeats: int = 1, setups: Sequence[str] = SETUPS
 ) -> dict[str, dict[str, float]]:
     """Figures by setup: token_p50_ms, token_p90_ms and token_max_ms between two events of a stream while a long prompt
-    is under way, total_tok_s over all tokens in and out, prompt_p50_s from sending a long prompt to its first token.
+    is under way, total_tok_s over all tokens in and out, streams_s and prompts_s until all streams and all prompts had
+    ended (a balanced load has them alike), prompt_p50_s from sending a long prompt to its first token.
 
     Of several repeats the one with the lowest p90. Raises ConfigError with fewer than two cores, TrillionInferError
     when a server or a request fails.
@@ -50,8 +51,8 @@ def interference(
     found: dict[str, dict[str, float]] = {}
     for setup in setups:
         with _servers(setup, options, cores) as url:
-            asyncio.run(_run(url, Interference(work.streams[:1], work.prompts[:1], 4, 2), reverse=True))
-            runs = [asyncio.run(_run(url, work, number=number)) for number in range(repeats)]
+            asyncio.run(_drive(url, Interference(work.streams[:1], work.prompts[:1], 4, 2), reverse=True))
+            runs = [asyncio.run(_run(url, work, number)) for number in range(repeats)]
         found[setup] = min(runs, key=lambda figures: figures["token_p90_ms"])
     return found
 
@@ -74,8 +75,20 @@ def _servers(setup: str, options: Mapping[str, Any], cores: Sequence[int]) -> It
         yield stack.enter_context(server_process(options, handoff=decode, cores=cores[half:])).url
 
 
-async def _run(url: str, work: Interference, reverse: bool = False, number: int = 0) -> dict[str, float]:
-    """One run. Prompts are turned by `number`, so that no run finds another's in the cache."""
+@dataclass(frozen=True)
+class _Driven:
+    """What the streams and the long prompts brought, and how long all took."""
+
+    streams: list[Streamed]
+    prompts: list[Streamed]
+    seconds: float
+
+
+async def _drive(url: str, work: Interference, number: int = 0, reverse: bool = False) -> _Driven:
+    """Streams and prompts side by side. Prompts are turned by `number`, so that no run finds another's in the cache.
+
+    Raises TrillionInferError for a request that has not given all its tokens.
+    """
 
     def body(ids: Sequence[int], out: int) -> dict[str, Any]:
         turned = list(ids[::-1]) if reverse else [*ids[number:], *ids[:number]]
@@ -92,13 +105,24 @@ async def _run(url: str, work: Interference, reverse: bool = False, number: int 
     for stream, out in [*((s, work.stream_out) for s in streams), *((p, work.prompt_out) for p in prompts)]:
         if stream.error is not None or stream.tokens != out:
             raise TrillionInferError(f"a request gave {stream.tokens} of {out} tokens: {stream.error or 'no error'}")
+    return _Driven(streams, prompts, seconds)
+
+
+async def _run(url: str, work: Interference, number: int = 0) -> dict[str, float]:
+    """The figures of one run. Raises TrillionInferError where no stream ran beside a prompt."""
+    driven = await _drive(url, work, number)
+    streams, prompts = driven.streams, driven.prompts
     gaps = _gaps(streams, prompts[0].began, prompts[-1].times[-1])
+    if not len(gaps):
+        raise TrillionInferError("no stream had a token while a prompt was computed; give the streams more tokens.")
     tokens = sum(len(ids) for ids in (*work.streams, *work.prompts)) + sum(s.tokens for s in (*streams, *prompts))
     return {
         "token_p50_ms": float(np.percentile(gaps, 50)),
         "token_p90_ms": float(np.percentile(gaps, 90)),
         "token_max_ms": float(gaps.max()),
-        "total_tok_s": tokens / seconds,
+        "total_tok_s": tokens / driven.seconds,
+        "streams_s": max(stream.times[-1] for stream in streams) - streams[0].began,
+        "prompts_s": prompts[-1].times[-1] - prompts[0].began,
         "prompt_p50_s": float(np.median([prompt.first_token_s for prompt in prompts])),
     }
 

@@ -15,10 +15,12 @@ from trillion_infer.benchmark.kv import kv_shares
 from trillion_infer.benchmark.limits import machine_limits
 from trillion_infer.benchmark.measure import MEASURES, peak_rss_mb, warm_up
 from trillion_infer.benchmark.others import OTHERS, interpreter_of
+from trillion_infer.benchmark.plots import draw_interference
 from trillion_infer.benchmark.records import BASELINE, ENGINE, MACHINE, Record, ratios, record
 from trillion_infer.benchmark.serving import serve
 from trillion_infer.benchmark.speculation import speculate
 from trillion_infer.benchmark.startup import startup
+from trillion_infer.benchmark.transfer import Trace, transfer
 from trillion_infer.benchmark.workloads import WORKLOADS, Sizes, Work, draw
 from trillion_infer.core.errors import ConfigError
 from trillion_infer.llm import LLM, Progress
@@ -34,7 +36,8 @@ _LIMIT_DTYPES = {"bf16_gflops": "bfloat16", "f32_gflops": "float32"}
 @dataclass(frozen=True)
 class Plan:
     """options: keywords of LLM. repeats: the best is reported. torch_python: see find_python. others: interpreters of
-    the engines in OTHERS that are to be measured, None for this one."""
+    the engines in OTHERS that are to be measured, None for this one. trace: gets the spans of `transfer`. plot: file
+    for the picture of `interference`."""
 
     options: Mapping[str, Any]
     workloads: Sequence[str] = WORKLOADS
@@ -42,6 +45,8 @@ class Plan:
     repeats: int = 3
     torch_python: str | None = None
     others: Mapping[str, str | None] = field(default_factory=dict)
+    trace: Trace | None = None
+    plot: str | None = None
 
     def __post_init__(self) -> None:
         if self.repeats < 1:
@@ -60,6 +65,11 @@ def run_plan(plan: Plan, tell: Callable[[str], None], progress: Progress | None 
         plan = replace(plan, workloads=tuple(name for name in plan.workloads if name != "speculate"))
         if not plan.workloads:
             return
+    if plan.workloads == ("transfer",):
+        yield from _transfer(plan)
+        return
+    if "transfer" in plan.workloads:
+        raise ConfigError("the workload transfer has devices of its own; run it alone.")
     if "startup" in plan.workloads and jax.distributed.is_initialized():
         raise ConfigError("the workload startup starts processes of its own; leave it out over several processes.")
     scripts: dict[str, tuple[str, Path]] = {}
@@ -124,11 +134,24 @@ def _interference(plan: Plan, work: Work, name: str) -> Iterator[Record]:
     options = {key: value for key, value in plan.options.items() if value is not None}
     found = interference(options, Interference(work.steady, work.long, plan.sizes.steady_out), plan.repeats)
     dtype = str(options.get("dtype", "auto"))
+    if plan.plot is not None:
+        draw_interference(found, plan.plot)
     for setup, figures in found.items():
         for metric, value in figures.items():
             yield record(f"{ENGINE} {setup}", metric, value, dtype, name)
     for metric, value in compare(found).items():
         yield record(ENGINE, metric, value, dtype, name)
+
+
+def _transfer(plan: Plan) -> Iterator[Record]:
+    """See benchmark/transfer.py."""
+    checkpoint = open_checkpoint(plan.options["model"])
+    family = read_family(checkpoint.config, checkpoint.generation_config)
+    prompts = [draw(plan.sizes, family.config.vocab, number).long[0] for number in range(max(3, plan.repeats))]
+    dtype, name = str(plan.options.get("dtype", "auto")), Path(plan.options["model"]).name
+
+    for metric, value in transfer(plan.options, prompts, plan.trace).items():
+        yield record(MACHINE if metric == "copy_gb_s" else ENGINE, metric, value, dtype, name)
 
 
 def _speculation(plan: Plan, tell: Callable[[str], None]) -> Iterator[Record]:

@@ -7,8 +7,8 @@ from typing import Any
 
 from trillion_infer.core.errors import ConfigError
 
-WORKLOADS = ("decode", "prefill", "offline", "startup", "serve", "interference", "host", "kv", "speculate")
-SEPARATE = ("interference", "host", "kv", "speculate")
+WORKLOADS = ("decode", "prefill", "offline", "startup", "serve", "interference", "transfer", "host", "kv", "speculate")
+SEPARATE = ("interference", "transfer", "host", "kv", "speculate")
 """Workloads that "all" leaves out: other setups, and a model of their own."""
 
 
@@ -24,8 +24,8 @@ class Sizes:
     offline_out: int = 64
     startup_in: int = 32
     steady_streams: int = 4
-    steady_out: int = 256
-    long_prompts: int = 4
+    steady_out: int = 700
+    long_prompts: int = 3
     long_in: int = 2000
     kv_prefix: int = 2000
     kv_tail: int = 50

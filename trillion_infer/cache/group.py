@@ -103,6 +103,8 @@ class GroupPages:
                     self._release(page)
                 del held.pages[:count]
                 held.first += count
+            if not held.pages:  # what is before the window was computed elsewhere
+                held.first = max(held.first, self.first_needed(request.num_computed))
         return held.first + len(held.pages)
 
     def extend(self, request: Request, count: int) -> list[int]:

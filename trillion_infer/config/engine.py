@@ -35,6 +35,7 @@ class EngineConfig:
     expert_memory: host or host:BYTES keeps routed experts in host memory, BYTES of hot ones on the devices.
     speculate: drafters joined by commas: ngram, suffix, grammar, draft:PATH, eagle3:PATH, mtp; None: none.
     draft_len: most drafts of a request in one step, 1 to 15; None: 7, or 3 where a model drafts.
+    prefill_options: what prefill engines of their own have different (config/roles.py), as "max_running=8,…".
     attention: backend of the attention ops. precompile: compile every bucket before the first request.
     compile_cache: folder of XLA's own cache, "" for none. bundle: folder of executable bundles, "" for none; None:
     the user's cache on CPU, none elsewhere. prefix_caching: share KV of equal prefixes.
@@ -62,6 +63,7 @@ class EngineConfig:
     store: str | None = None
     sessions: str | None = None
     keep_alive: float = 300.0
+    prefill_options: str | None = None
     seed: int = 0
     attention: str = "auto"
     precompile: bool = True

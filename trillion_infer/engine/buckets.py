@@ -52,11 +52,18 @@ class Buckets:
         """Distinct numbers of sequences in steps that verify."""
         return tuple(sorted({bucket.sequences for bucket in self.verify}))
 
+    def for_role(self, role: str) -> "Buckets":
+        """Those that an engine of one role has use for: `prefill` takes no steps of decode alone, `decode` prefills
+        only what was preempted."""
+        if role == "prefill":
+            return Buckets((), self.mixed)
+        return Buckets(self.decode, self.mixed[-1:], self.verify)
+
     def choose(self, tokens: int, sequences: int, decode_only: bool, verifies: bool = False) -> Bucket:
         """The smallest bucket that holds the batch."""
         if verifies:
             return min(b for b in self.verify if b.tokens >= tokens and b.sequences >= sequences)
-        if decode_only:
+        if decode_only and self.decode:
             return next(b for b in self.decode if b.sequences >= sequences)
         return min(b for b in self.mixed if b.tokens >= tokens and b.sequences >= sequences)
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 
 from pallas_kernels.quantised_matmul.formats import QuantisedTensor
-from sharding.heads import HeadPlan, round_up
+from sharding.heads import round_up
 from sharding.rules import SERVE_RULES, kv_plan, named_sharding, shards
 from trillion_infer.cache.kv_cache import KVCache
 from trillion_infer.cache.layout import PoolLayout, pool_layouts
@@ -21,6 +21,7 @@ from trillion_infer.config.cache import CacheGroup
 from trillion_infer.config.engine import PAGE_SIZES, EngineConfig
 from trillion_infer.config.experts import parse_expert_memory
 from trillion_infer.config.model import AttentionSpec, ModelConfig, MoESpec, cache_key
+from trillion_infer.config.roles import ROLES, role_config
 from trillion_infer.config.scheduler import SchedulerConfig
 from trillion_infer.config.stages import stage_plan
 from trillion_infer.core.errors import ConfigError
@@ -54,6 +55,7 @@ from trillion_infer.weights.spec import HOST_MEMORY, ParamSpec
 if TYPE_CHECKING:
     from trillion_infer.engine.disaggregated import DisaggregatedEngine
     from trillion_infer.engine.many_hosts import FollowingEngine
+    from trillion_infer.transfer.pages import PoolSide
 
 Loader = Callable[[dict[str, Any], dict[str, Any], str], dict[str, jax.Array]]
 """load(specs, shardings, dtype) -> arrays by parameter path."""
@@ -94,6 +96,7 @@ class Blueprint:
     max_batch_tokens: int
     packing: Packing | None = None
     drafts: tuple[DraftPlan, ...] = ()
+    role: str | None = None
 
     @property
     def model_shards(self) -> int:
@@ -150,6 +153,7 @@ class Blueprint:
         drafts = draft_length(self.config)
         smallest = SMALLEST_PREFILL.get(platform_of(self.mesh), 64)
         buckets = make_buckets(self.config.max_running, self.max_batch_tokens, drafts, smallest)
+        buckets = buckets if self.role is None else buckets.for_role(self.role)
         state = self.state_shape(pages).abstract(self.mesh)
         aux_layers = aux_layers_of(self.drafts)
         return Programs(self.model, self.mesh, buckets, ops, self.abstract_params(), state, aux_layers=aux_layers)
@@ -196,11 +200,13 @@ def plan_engine(
     config: EngineConfig,
     packing: Packing | None = None,
     drafters: Sequence[DraftSource] = (),
+    role: str | None = None,
 ) -> Blueprint:
     """Checks the options against the model and the mesh. Raises ConfigError before anything is loaded.
 
     packing: which weights stay quantised as the checkpoint has them; None: none. `config.quantize` rounds plain ones.
-    drafters: models that draft, as `open_drafters` gives them.
+    drafters: models that draft, as `open_drafters` gives them. role: prefill or decode, where the other has a mesh of
+    its own.
     """
     model_config = family.config
     _check_mesh(mesh, model_config)
@@ -232,7 +238,7 @@ def plan_engine(
         packing = partial(abstract_quantised, recipe=config.quantize)
     drafts = plan_drafters(drafters, family, model, mesh, config, dtype, layouts)
     sizes = max_model_len, max_batch_tokens
-    blueprint = Blueprint(family, mesh, config, dtype, model, layouts, *sizes, packing, drafts)
+    blueprint = Blueprint(family, mesh, config, dtype, model, layouts, *sizes, packing, drafts, role)
     if blueprint.expert_bytes is not None:
         experts.check_mesh(mesh)
         blueprint.expert_cache()
@@ -339,7 +345,7 @@ def _open_tiers(blueprint: Blueprint, fingerprint: bytes) -> Callable[[Engine], 
     """Opens the tiers that the options ask for; what it returns puts them behind an engine."""
     from trillion_infer.engine.tiering import PageCopier, attach_tiers
 
-    copier = PageCopier(*pool_side(blueprint))
+    copier = PageCopier(pool_side(blueprint))
     tiers = copier.open_tiers(blueprint.config, fingerprint + blueprint.dtype.encode())
     return partial(attach_tiers, tiers=tiers, copier=copier)
 
@@ -372,44 +378,57 @@ def build_disaggregated(
 
     Raises ConfigError before anything is loaded.
     """
+    from trillion_infer.cache.tiers.stack import TierStack
     from trillion_infer.engine.disaggregated import DisaggregatedEngine, PrefillEngine
+    from trillion_infer.engine.tiering import PageCopier, share_tiers
     from trillion_infer.transfer.pages import PageMover
 
-    if config.has_tiers:
-        raise ConfigError("host_kv, disk_kv and store do not work with disaggregate yet; leave them out.")
     if any(not spec.on_host for spec in parse_speculate(config.speculate)):
         raise ConfigError(
             f"speculate={config.speculate!r} names a model that drafts, whose KV does not travel to "
             "decode meshes yet; with disaggregate use ngram, suffix or grammar."
         )
-    engines: dict[str, list[Engine]] = {"prefill": [], "decode": []}
-    blueprints: dict[str, list[Blueprint]] = {"prefill": [], "decode": []}
+    kinds = {"prefill": PrefillEngine, "decode": Engine}
     report = BuildReport(timeline or Timeline())
-    for role, kind in (("prefill", PrefillEngine), ("decode", Engine)):
-        for mesh in meshes[role]:
-            own = config if role == "decode" else replace(config, speculate=None)
-            blueprint = plan_engine(family, mesh, own, packing)
-            engine, part = build_engine(blueprint, load, fingerprint, progress, kind, timeline=report.timeline)
-            engines[role].append(engine)  # pyright: ignore[reportArgumentType]
-            blueprints[role].append(blueprint)
-            report.add(part)
-    movers = [
-        [PageMover(pool_side(source), pool_side(target)) for target in blueprints["decode"]]
-        for source in blueprints["prefill"]
+    plans = [
+        (role, plan_engine(family, mesh, role_config(config, role), packing, role=role))
+        for role in ROLES
+        for mesh in meshes[role]
     ]
-    disaggregated = DisaggregatedEngine(engines["prefill"], engines["decode"], movers)  # pyright: ignore
-    return disaggregated, blueprints["decode"][0], report
+    sides = [pool_side(blueprint) for _, blueprint in plans]
+    split = len(meshes["prefill"])
+    movers = [[PageMover(source, target) for target in sides[split:]] for source in sides[:split]]
+    tiers = PageCopier(sides[0]).open_tiers(config, fingerprint + plans[0][1].dtype.encode())
+    engines: list[Any] = []
+    for role, blueprint in plans:
+        engine, part = build_engine(blueprint, load, fingerprint, progress, kinds[role], timeline=report.timeline)
+        engines.append(engine)
+        report.add(part)
+    for source, row in zip(engines[:split], movers, strict=True):
+        for target, mover in zip(engines[split:], row, strict=True):
+            target.replace_pools(mover.warm_up(source.pools, target.pools))
+    if tiers:
+        alike = sides[0].formats == sides[split].formats
+        share_tiers(TierStack(tiers), list(zip(engines, sides, strict=True))[: None if alike else split])
+    return DisaggregatedEngine(engines[:split], engines[split:], movers), plans[split][1], report
 
 
-def pool_side(blueprint: Blueprint) -> tuple[Mesh, tuple[PoolLayout, ...], list[HeadPlan | None]]:
-    """What PageMover needs to know of an engine's pools."""
+def pool_side(blueprint: Blueprint) -> "PoolSide":
+    """What is to be known of an engine's pools, to move their pages."""
+    from trillion_infer.transfer.convert import VectorFormat
+    from trillion_infer.transfer.pages import PoolSide
+
     mixers = {cache_key(layer.mixer): layer.mixer for layer in blueprint.family.config.layers}
-    plans = []
+    plans, formats = [], []
     for layout in blueprint.layouts:
         mixer = mixers[layout.key]
-        attends = isinstance(mixer, AttentionSpec)
-        plans.append(kv_plan(mixer.heads, mixer.kv_heads, blueprint.mesh.shape)[0] if attends else None)
-    return blueprint.mesh, blueprint.layouts, plans
+        if isinstance(mixer, AttentionSpec):
+            plans.append(kv_plan(mixer.heads, mixer.kv_heads, blueprint.mesh.shape)[0])
+            formats.append(VectorFormat(layout.dtype, (layout.dim,)))
+        else:
+            plans.append(None)
+            formats.append(VectorFormat(layout.dtype, (mixer.kv_rank, layout.dim - mixer.kv_rank)))
+    return PoolSide(blueprint.mesh, blueprint.layouts, tuple(plans), tuple(formats))
 
 
 def _holders(blueprint: Blueprint, shape: StateShape, programs: Programs) -> dict[str, int]:

@@ -75,6 +75,11 @@ class _Pending:
     scores: list[ScoreBlock] = field(default_factory=list)
     drafted: list[Drafted] = field(default_factory=list)
 
+    @property
+    def is_ready(self) -> bool:
+        tokens = self.sampled.tokens if isinstance(self.sampled, Verified) else self.sampled.token
+        return tokens.is_ready()  # pyright: ignore[reportAttributeAccessIssue]
+
 
 class Engine(KeepsBlocks):
     """Requests in, token events out. Not thread-safe: one thread owns it.
@@ -177,13 +182,6 @@ class Engine(KeepsBlocks):
         state = self._state
         self._state = DeviceState((*pools, *state.pools[len(pools) :]), state.tables, state.sampler)
 
-    def adopt(self, request: Request, num_computed: int) -> int | None:
-        """Scheduler.adopt with the (one) scheduler of this engine."""
-        hit = self.schedulers[0].adopt(request, num_computed)
-        if hit is not None:
-            self._owner[request.request_id] = self.schedulers[0]
-        return hit
-
     def activate(self, request: Request, num_computed: int) -> None:
         """Scheduler.activate with the (one) scheduler of this engine."""
         self.schedulers[0].activate(request, num_computed)
@@ -198,12 +196,25 @@ class Engine(KeepsBlocks):
 
     # The step loop
 
-    def step(self) -> list[TokenEvent]:
-        """Sends one step to the device, if there is one to plan, and returns what an earlier one brought."""
-        begun = time.monotonic()
-        events = self._draft(self.speculation) if self.speculation is not None else []
+    @property
+    def is_in_flight(self) -> bool:
+        """A step that was sent has not been received."""
+        return bool(self._pending)
+
+    def step(self, waits: bool = True) -> list[TokenEvent]:
+        """Sends one step to the device, if there is one to plan, and returns what an earlier one brought.
+
+        waits: for an earlier one, where as many are in flight as may be; else nothing is sent then.
+        """
+        begun, events = time.monotonic(), []
+        while not waits and len(self._pending) > self._depth:
+            if not self._pending[0].is_ready:
+                return events
+            events += self._receive(self._pending.popleft())
+        if self.speculation is not None:
+            events += self._draft(self.speculation)
         if self.tiering is not None:
-            is_idle = not self._pending and not any(scheduler.num_running for scheduler in self.schedulers)
+            is_idle = waits and not self._pending and not any(scheduler.num_running for scheduler in self.schedulers)
             self.replace_pools(self.tiering.promote(self.pools, is_idle))
         lookahead = self.speculation.lookahead(self.schedulers) if self.speculation is not None else 0
         plans = [scheduler.schedule(lookahead) for scheduler in self.schedulers]
@@ -217,6 +228,8 @@ class Engine(KeepsBlocks):
                 self._pending[-1].begun = None
             self.steps += 1
         while self._pending and (len(self._pending) > self._depth or not sent):
+            if not (waits or self._pending[0].is_ready):
+                break
             events += self._receive(self._pending.popleft())
             if not sent:
                 break

@@ -28,10 +28,10 @@ class LeadingEngine(Engine):
         self.group = group
         self._compared = 0
 
-    def step(self) -> list[TokenEvent]:
+    def step(self, waits: bool = True) -> list[TokenEvent]:
         self.group.check()
         try:
-            return super().step()
+            return super().step(waits)
         except jax.errors.JaxRuntimeError:
             self.group.explain()
             raise

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
 from jaxtyping import Array
 
 from sharding.heads import HeadPlan
@@ -20,7 +20,8 @@ from trillion_infer.config.engine import EngineConfig
 from trillion_infer.engine.promoter import Promoter
 from trillion_infer.layers.pools import Pool
 from trillion_infer.schedule.scheduler import Scheduler
-from trillion_infer.transfer.pages import PAGES_PER_CALL, SCALE_BYTES, extract, insert, padded_ids, page_program
+from trillion_infer.transfer.convert import SCALE_BYTES
+from trillion_infer.transfer.pages import PAGES_PER_CALL, PoolSide, extract, insert, padded_ids, page_program
 
 if TYPE_CHECKING:
     from trillion_infer.engine.engine import Engine
@@ -34,10 +35,12 @@ LOOK_AHEAD = 64
 class PageCopier:
     """Pages of the pools as host bytes and back, by logical head: the same bytes whatever the mesh."""
 
-    def __init__(self, mesh: Mesh, layouts: Sequence[PoolLayout], plans: Sequence[HeadPlan | None]):
-        self._out = [page_program(extract, mesh, plan) for plan in plans]
-        self._into = [page_program(insert, mesh, plan, lay.pool_spec) for lay, plan in zip(layouts, plans, strict=True)]
-        self._shapes = [_block_shape(layout, plan) for layout, plan in zip(layouts, plans, strict=True)]
+    def __init__(self, side: PoolSide):
+        layouts, both = side.layouts, list(zip(side.layouts, side.plans, strict=True))
+        self._out = [page_program(extract, side.mesh, plan) for plan in side.plans]
+        write = partial(insert, split_pages=side.mesh.shape["data"] > 1)
+        self._into = [page_program(write, side.mesh, plan, layout.pool_spec) for layout, plan in both]
+        self._shapes = [_block_shape(layout, plan) for layout, plan in both]
         self._dtypes = [np.dtype(np.uint8 if lay.quantised else jax.numpy.dtype(lay.dtype)) for lay in layouts]
         self._names = [layout.dtype for layout in layouts]
 
@@ -106,10 +109,11 @@ class KVTiering:
     One thread, the engine's, owns it. Pages are read from the pools between planning a step and sending it: that is
     what the steps sent so far leave in them. A call that reads pages reads PAGES_PER_CALL whatever it needs, so what
     is left of it takes the blocks that are to be evicted next. Shared tiers get each block when it is computed.
+    Engines of one thread may share a stack, which one of them owns.
     """
 
-    def __init__(self, stack: TierStack, schedulers: Sequence[Scheduler], copier: PageCopier):
-        self.stack, self._copier = stack, copier
+    def __init__(self, stack: TierStack, schedulers: Sequence[Scheduler], copier: PageCopier, owns_stack: bool = True):
+        self.stack, self._copier, self._owns_stack = stack, copier, owns_stack
         self._schedulers = list(schedulers)
         self._evicted: list[_Page] = []
         self._published: list[_Page] = []
@@ -244,11 +248,12 @@ class KVTiering:
 
     def stats(self) -> dict[str, int]:
         """`kv_<tier>.*`: hit_tokens, bytes, blocks, evictions, digest_failures and more; bytes moved in and out."""
-        return {**self.stack.stats(), **self.promoter.stats(), "kv_demoted_bytes": self._bytes_out}
+        stored = self.stack.stats() if self._owns_stack else {}
+        return {**stored, **self.promoter.stats(), "kv_demoted_bytes": self._bytes_out}
 
     def memory(self) -> dict[str, int]:
         """Bytes of KV in each tier: `host_kv`, `disk_kv`."""
-        return {f"{tier.name}_kv": tier.used for tier in self.stack.tiers}
+        return {f"{tier.name}_kv": tier.used for tier in self.stack.tiers} if self._owns_stack else {}
 
     def close(self, pools: Pools) -> None:
         """Stores what the device holds in the tiers that outlive the process, if there are any. Once."""
@@ -260,8 +265,17 @@ class KVTiering:
             self.save_evicted(pools)
             self._save_published(pools, 1)
             self.save_cached(pools)
-        self.stack.close()
+        if self._owns_stack:
+            self.stack.close()
 
 
 def _reader(copier: PageCopier, data: Array, count: int) -> Callable[[], list[bytes]]:
     return lambda: copier.to_bytes(data, count)
+
+
+def share_tiers(stack: TierStack, engines: Sequence[tuple["Engine", PoolSide]]) -> None:
+    """Gives engines whose blocks have the same bytes one stack; the last, which is closed last, closes it."""
+    for place, (engine, side) in enumerate(engines, start=1):
+        copier = PageCopier(side)
+        engine.replace_pools(copier.warm_up(engine.pools))
+        engine.tiering = KVTiering(stack, engine.schedulers, copier, owns_stack=place == len(engines))

@@ -44,6 +44,7 @@ class CompileReport:
     pages: of each pool on a data shard, as the programs were compiled.
     kv_limit: what weights held once, without temporaries, replicas or padding, would leave: no layout can have more.
     notes: what is worth knowing. bundle_bytes: size of the bundle written, 0 for none.
+    role, device_ids: prefill or decode, and the devices of its first mesh, where the deployment sets them apart.
     """
 
     config: str
@@ -61,6 +62,8 @@ class CompileReport:
     notes: tuple[str, ...]
     bundle_bytes: int = 0
     drafters: tuple[DrafterShare, ...] = ()
+    role: str | None = None
+    device_ids: tuple[int, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         """The object that `compile.py --json` prints."""
@@ -89,6 +92,7 @@ class CompileReport:
                 for p in self.programs
             ],
             **({"bundle_bytes": self.bundle_bytes} if self.bundle_bytes else {}),
+            **({"role": self.role, "device_ids": list(self.device_ids)} if self.role else {}),
         }
 
 
@@ -99,9 +103,10 @@ def compile_deployment(
     progress: Callable[[str, int, int], None] = lambda name, done, total: None,
     only_largest: bool = False,
     bundle: str | None = None,
+    role: str | None = None,
 ) -> CompileReport:
-    """Compiles every program, or the largest step (with drafters one that verifies) and the samplers of the most rows;
-    `progress(next, done, total)`.
+    """Compiles every program, or the largest step (with drafters one that verifies; of the role decode the largest of
+    decode alone, too) and the samplers of the most rows; `progress(next, done, total)`.
 
     bundle: folder in which an executable bundle of what was compiled is written, for LLM(bundle=…) on such devices.
 
@@ -110,7 +115,7 @@ def compile_deployment(
     Kernels of the platform are asked for by name; where one refuses, the program is compiled with whatever runs and
     the refusal is among the notes.
     """
-    blueprint, kind, topology_name = plan_deployment(deployment, topology_name, mesh)
+    blueprint, kind, topology_name = plan_deployment(deployment, topology_name, mesh, role)
     reserved = budget.RESERVE[kind.platform]
     notes = [*_mesh_notes(deployment, blueprint), *uneven_splits(blueprint)]
     buckets = _programs(blueprint, _one_page(blueprint))[0].buckets
@@ -122,6 +127,7 @@ def compile_deployment(
     if only_largest:
         sized = _programs(blueprint, pages)
         names = [f"choose_{max(buckets.row_counts)}", *(f"accept_{n}" for n in buckets.verify_row_counts[-1:])]
+        names += [bucket.name for bucket in buckets.decode[-1:] if role == "decode"]
     else:
         free = kind.memory - weights - first.temp_bytes - reserved
         pages = _pages(blueprint, free, blueprint.config.max_running)
@@ -157,13 +163,15 @@ def compile_deployment(
         notes=tuple(dict.fromkeys(notes)),
         bundle_bytes=bundled,
         drafters=_drafters(blueprint),
+        role=role,
+        device_ids=tuple(device.id for device in blueprint.mesh.devices.flat),
     )
 
 
 def _mesh_notes(deployment: Deployment, blueprint: Blueprint) -> list[str]:
     """Says what mesh is used where it is not the deployment's own."""
     own, sizes = deployment.options.get("mesh"), dict(blueprint.mesh.shape)
-    if isinstance(own, Mesh) or parse_mesh(own) == sizes:
+    if isinstance(own, Mesh) or blueprint.role or parse_mesh(own) == sizes:
         return []
     used = ",".join(f"{axis}={size}" for axis, size in sizes.items() if size > 1) or "one device"
     return [f"the mesh is {used}; {deployment.name} has its own for {deployment.topology}, {own}."]

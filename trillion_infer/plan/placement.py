@@ -8,10 +8,11 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from sharding.mesh import make_mesh, parse_mesh
+from sharding.mesh import make_mesh, parse_mesh, sub_meshes
 from sharding.topologies import KINDS, DeviceKind, topology
 from trillion_infer.config.deployment import Deployment
 from trillion_infer.config.engine import EngineConfig
+from trillion_infer.config.roles import ROLES, role_config
 from trillion_infer.core.errors import ConfigError
 from trillion_infer.engine import budget
 from trillion_infer.engine.build import Blueprint, Packing, plan_engine
@@ -22,12 +23,18 @@ from trillion_infer.weights.quant_config import read_quantisation
 from trillion_infer.weights.quant_load import abstract_described, routed_experts
 
 
+def roles_of(deployment: Deployment) -> tuple[str | None, ...]:
+    """The roles that a deployment has programs of their own for; (None,) where one mesh does both."""
+    return ROLES if deployment.options.get("disaggregate") else (None,)
+
+
 def plan_deployment(
-    deployment: Deployment, topology_name: str | None = None, mesh: str | None = None
+    deployment: Deployment, topology_name: str | None = None, mesh: str | None = None, role: str | None = None
 ) -> tuple[Blueprint, DeviceKind, str]:
     """The deployment on the devices of a topology (default: its own), their kind and the topology's name.
 
     mesh: in place of the deployment's own, of which the widest axis takes all devices of another topology.
+    role: one of `roles_of`, default: the last; the plan is that of its first mesh, and `mesh` is left out.
 
     Raises ConfigError for what does not fit together, UnsupportedModelError, and OutOfMemoryError that says how many
     devices of each kind hold the weights; nothing is compiled yet.
@@ -37,21 +44,27 @@ def plan_deployment(
         raise ConfigError(f"config {deployment.name!r} has no topology of its own; give one, for example v5e:2x4.")
     if deployment.hf_config is None:
         raise ConfigError(f"config {deployment.name!r} has no hf_config, so there is no model to compile.")
+    role = role or roles_of(deployment)[-1]
+    if role and mesh:
+        raise ConfigError(f"config {deployment.name!r} gives each role a mesh of its own; leave --mesh out.")
     family = read_family(deployment.hf_config)
     known = EngineConfig.__dataclass_fields__
     options = {key: value for key, value in deployment.options.items() if key in known}
     own = deployment.options.get("mesh")
     try:
         devices = topology(name)
-        if mesh or isinstance(own, Mesh) or name == deployment.topology:
+        if role:
+            placed = sub_meshes(deployment.options["disaggregate"], devices)[role][0]
+        elif mesh or isinstance(own, Mesh) or name == deployment.topology:
             placed = make_mesh(mesh or own, devices)
         else:
             placed = _mesh_of_all(own, devices, name)
     except (ValueError, RuntimeError) as error:
         raise ConfigError(f"config {deployment.name!r}: {error}") from error
     packing = described_packing(deployment.hf_config)
-    drafters = describe_drafters(options.get("speculate"))
-    blueprint = plan_engine(family, placed, EngineConfig(**options), packing, drafters)
+    config = EngineConfig(**options) if role is None else role_config(EngineConfig(**options), role)
+    drafters = describe_drafters(config.speculate)
+    blueprint = plan_engine(family, placed, config, packing, drafters, role)
     kind = KINDS[name.partition(":")[0]]
     check_fits(blueprint, f"a {kind.name}", kind.memory - budget.RESERVE[kind.platform])
     return blueprint, kind, name

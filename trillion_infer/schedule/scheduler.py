@@ -140,23 +140,13 @@ class Scheduler:
         else:
             self._on_hold.discard(request)
 
-    def adopt(self, request: Request, num_computed: int) -> int | None:
-        """Run a request whose first `num_computed` positions another pool has computed, past the queue.
-
-        Returns how many of them the prefix index holds already (a multiple of the page size), or None, without
-        effect, while there is no slot or page for it. The caller writes the KV of the other positions into the pages
-        it now holds before the next step runs. The request's tokens up to and including the next one are known.
-        """
-        hit = self.reserve(request, num_computed)
-        if hit is not None:
-            self.activate(request, num_computed)
-        return hit
-
     def reserve(self, request: Request, num_computed: int, by_growth: bool = False) -> int | None:
         """A slot, and pages for `num_computed` positions that another pool will compute: all of them or nothing.
 
-        Returns what `adopt` returns. `by_growth`: only if the answers of all requests that run or have reserved are
-        expected to fit beside this one's. `activate` or `unreserve` follows.
+        Returns how many of them the prefix index holds already (a multiple of the page size), or None, without effect,
+        while there is no room. The KV of the others goes into the pages it now holds. `by_growth`: only if the answers
+        of all requests that run or have reserved are expected to fit beside this one's. `activate` or `unreserve`
+        follows.
         """
         assert request.request_id not in self._requests, f"request {request.request_id} is here already"
         if not self._free_slots:

@@ -175,7 +175,9 @@ class _EngineCounters(Collector):
             family = CounterMetricFamily(name, text, labels=["model_name"])
             family.add_metric([self._model], self.stats.get(key, 0))
             yield family
-        for key, text in self._OF_WORKERS.items() if "handoff.held" in self.stats else ():
+        for key, text in self._OF_WORKERS.items():
+            if key not in self.stats and "handoff.held" not in self.stats:
+                continue
             name = f"trillion_infer:{key.replace('.', '_')}"
             family = CounterMetricFamily(name, text, labels=["model_name"])
             family.add_metric([self._model], self.stats.get(key, 0))

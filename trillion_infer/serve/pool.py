@@ -7,6 +7,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from trillion_infer.core.errors import ConfigError
+from trillion_infer.engine.disaggregated import DisaggregatedEngine
 from trillion_infer.engine.handoff.worker import HandoffEngine
 from trillion_infer.serve.errors import ApiError
 from trillion_infer.serve.fields import Fields
@@ -47,17 +48,28 @@ async def role(http: HttpRequest) -> Response:
 
 
 async def timeline(http: HttpRequest) -> Response:
-    """The newest spans, in the Chrome trace format."""
-    server, worker = _admin(http)
-    return json_reply({"traceEvents": await server.thread.call(worker.timeline.events)})
+    """The newest spans of a worker, or of prefill and decode apart in one process, in the Chrome trace format."""
+    server = _allowed(http)
+    engine = server.thread.generator.engine
+    if not isinstance(engine, HandoffEngine | DisaggregatedEngine):
+        raise ApiError(404, "there is no timeline: this server was started without --role and --disaggregate.")
+    return json_reply({"traceEvents": await server.thread.call(engine.trace_events)})
 
 
 def _admin(http: HttpRequest) -> tuple[Server, HandoffEngine]:
+    server = _allowed(http)
+    if server.worker is None:
+        raise ApiError(404, "there is no such endpoint: this server was started without --role.")
+    return server, server.worker
+
+
+def _allowed(http: HttpRequest) -> Server:
+    """Raises ApiError unless the request has the admin key."""
     server: Server = http.app.state.server
     key = server.options.admin_key
-    if key is None or server.worker is None:
-        raise ApiError(404, "there is no such endpoint: this server was started without --role or --admin_key.")
+    if key is None:
+        raise ApiError(404, "there is no such endpoint: this server was started without --admin_key.")
     given = http.headers.get("authorization", "").removeprefix("Bearer ")
     if not hmac.compare_digest(given.encode(), key.encode()):
         raise ApiError(401, "the admin key is missing or wrong.", code="invalid_admin_key")
-    return server, server.worker
+    return server

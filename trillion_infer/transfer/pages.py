@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -16,6 +17,7 @@ from sharding.heads import HeadPlan
 from trillion_infer.cache.layout import PoolLayout
 from trillion_infer.core.errors import ConfigError
 from trillion_infer.layers.pools import Pool, QuantisedPool
+from trillion_infer.transfer.convert import SCALE_BYTES, VectorFormat, bytes_of, convert
 
 PAGES_PER_CALL = 16
 """Pages one call moves: the only shape there is, so nothing is compiled for a page count."""
@@ -28,15 +30,17 @@ class HeadMap:
     first: tuple[int, ...]
     holds: tuple[int, ...]
 
+    @property
+    def is_plain(self) -> bool:
+        """Every head once and no padding: the physical heads are the logical ones."""
+        return self.first == self.holds
+
 
 def head_map(plan: HeadPlan) -> HeadMap:
     """The placement of HeadPlan.place_keys."""
     logical = np.repeat(np.arange(plan.padded_kv_heads), plan.replicas)
     holds = tuple(int(h) if h < plan.kv_heads else -1 for h in logical)
     return HeadMap(tuple(h * plan.replicas for h in range(plan.kv_heads)), holds)
-
-
-SCALE_BYTES = 4
 
 
 def extract(pool: Pool, pages: Int[Array, "n"], heads: HeadMap | None) -> Array:
@@ -46,30 +50,36 @@ def extract(pool: Pool, pages: Int[Array, "n"], heads: HeadMap | None) -> Array:
     """
     if not isinstance(pool, QuantisedPool):
         return _extract(pool, pages, heads)
-    values = _bytes_of(_extract(pool.values, pages, heads))
+    values = bytes_of(_extract(pool.values, pages, heads))
     scales = jnp.take(pool.scales, pages, axis=1, mode="clip").swapaxes(2, 3)
     if heads is not None:
-        scales = scales.reshape(*scales.shape[:3], len(heads.holds), 2, 1)[:, :, :, jnp.asarray(heads.first)]
-    return jnp.concatenate((values, _bytes_of(scales)), axis=-1)
+        scales = scales.reshape(*scales.shape[:3], len(heads.holds), 2, 1)
+        scales = scales if heads.is_plain else scales[:, :, :, jnp.asarray(heads.first)]
+    return jnp.concatenate((values, bytes_of(scales)), axis=-1)
 
 
-def insert(pool: Pool, pages: Int[Array, "n"], data: Array, heads: HeadMap | None) -> Pool:
-    """The pool with `data` (see `extract`) in these pages; ids at and past the pool's end are padding."""
+def insert(pool: Pool, pages: Int[Array, "n"], data: Array, heads: HeadMap | None, split_pages: bool = False) -> Pool:
+    """The pool with `data` (see `extract`) in these pages; ids at and past the pool's end are padding.
+
+    split_pages: the pool's pages are those of several data shards. Without, each page is written by a slice, which on
+    a CPU takes a quarter of the time of a scatter.
+    """
     if not isinstance(pool, QuantisedPool):
-        return _insert(pool, pages, data, heads)
+        return _insert(pool, pages, data, heads, split_pages)
     width = pool.values.shape[-1]
     values = lax.bitcast_convert_type(data[..., :width], pool.values.dtype)
     scales = lax.bitcast_convert_type(data[..., width:].reshape(*data.shape[:-1], -1, SCALE_BYTES), jnp.float32)
     if heads is not None:
         scales = _by_physical_head(scales, heads).reshape(*scales.shape[:3], -1)
-    new = pool.scales.at[:, pages].set(scales.swapaxes(2, 3), mode="drop")
-    return QuantisedPool(_insert(pool.values, pages, values, heads), new)
+    scales = scales.swapaxes(2, 3)
+    new = pool.scales.at[:, pages].set(scales, mode="drop") if split_pages else _write(pool.scales, pages, scales)
+    return QuantisedPool(_insert(pool.values, pages, values, heads, split_pages), new)
 
 
-def _bytes_of(x: Array) -> Array:
-    """The bytes of the elements along the last axis."""
-    out = lax.bitcast_convert_type(x, jnp.uint8)
-    return out if out.ndim == x.ndim else out.reshape(*x.shape[:-1], -1)
+def _extract_as(
+    pool: Pool, pages: Int[Array, "n"], heads: HeadMap | None, formats: tuple[VectorFormat, VectorFormat]
+) -> Array:
+    return convert(extract(pool, pages, heads), *formats)
 
 
 def _extract(pool: Array, pages: Int[Array, "n"], heads: HeadMap | None) -> Array:
@@ -77,82 +87,94 @@ def _extract(pool: Array, pages: Int[Array, "n"], heads: HeadMap | None) -> Arra
     if heads is None:
         return taken
     layers, count, size, dim = *taken.shape[:3], taken.shape[-1]
-    return taken.reshape(layers, count, size, len(heads.holds), 2, dim)[:, :, :, jnp.asarray(heads.first)]
+    physical = taken.reshape(layers, count, size, len(heads.holds), 2, dim)
+    return physical if heads.is_plain else physical[:, :, :, jnp.asarray(heads.first)]
 
 
-def _insert(pool: Array, pages: Int[Array, "n"], data: Array, heads: HeadMap | None) -> Array:
+def _insert(pool: Array, pages: Int[Array, "n"], data: Array, heads: HeadMap | None, split_pages: bool) -> Array:
     if heads is not None:
         data = _by_physical_head(data, heads)
         data = data.reshape(data.shape[0], data.shape[1], *pool.shape[2:])
-    return pool.at[:, pages].set(data.astype(pool.dtype), mode="drop")
+    data = data.astype(pool.dtype)
+    return pool.at[:, pages].set(data, mode="drop") if split_pages else _write(pool, pages, data)
+
+
+def _write(pool: Array, pages: Int[Array, "n"], data: Array) -> Array:
+    """The pool with `data[:, i]` in page `pages[i]`, in place where it is donated; ids past its end write nothing."""
+    for i in range(data.shape[1]):
+        page = jnp.minimum(pages[i], pool.shape[1] - 1)
+        old = lax.dynamic_slice_in_dim(pool, page, 1, 1)
+        new = jnp.where(pages[i] < pool.shape[1], data[:, i : i + 1], old)
+        pool = lax.dynamic_update_slice_in_dim(pool, new, page, 1)
+    return pool
 
 
 def _by_physical_head(data: Array, heads: HeadMap) -> Array:
     """`[L, n, p, K, 2, …]` with a head for each physical one; zeros where it holds none."""
+    if heads.is_plain:
+        return data
     places = jnp.asarray([max(h, 0) for h in heads.holds])
     real = jnp.asarray([h >= 0 for h in heads.holds])
     return jnp.where(real[:, None, None], data[:, :, :, places], jnp.zeros((), data.dtype))
 
 
+@dataclass(frozen=True)
+class PoolSide:
+    """What is to be known of an engine's pools, to move their pages. formats: of the vectors of each."""
+
+    mesh: Mesh
+    layouts: tuple[PoolLayout, ...]
+    plans: tuple[HeadPlan | None, ...]
+    formats: tuple[VectorFormat, ...]
+
+
 class PageMover:
     """Moves pages between the pools of two engines of one model in one process, device to device.
 
-    Refuses, with both sides named, layouts that cannot be moved into each other.
+    Tensor sizes may differ, and KV dtypes: pages are converted before they leave. Refuses, with both sides named,
+    layouts that cannot be moved into each other.
     """
 
-    def __init__(
-        self,
-        source: tuple[Mesh, Sequence[PoolLayout], Sequence[HeadPlan | None]],
-        target: tuple[Mesh, Sequence[PoolLayout], Sequence[HeadPlan | None]],
-    ):
-        (self._source_mesh, sources, source_plans), (self._target_mesh, targets, target_plans) = source, target
-        for ours, theirs in zip(sources, targets, strict=True):
+    def __init__(self, source: PoolSide, target: PoolSide):
+        for ours, theirs in zip(source.layouts, target.layouts, strict=True):
             if (ours.key, ours.layers, ours.page_size) != (theirs.key, theirs.layers, theirs.page_size):
                 raise ConfigError(
                     f"KV of the prefill pool ({ours.key.name}, {ours.layers} layers, pages of {ours.page_size}) cannot "
                     f"be moved into the decode pool's ({theirs.key.name}, {theirs.layers} layers, pages of "
                     f"{theirs.page_size})."
                 )
-        self._out = [page_program(extract, self._source_mesh, plan) for plan in source_plans]
-        self._into = [
-            page_program(insert, self._target_mesh, plan, layout.pool_spec)
-            for plan, layout in zip(target_plans, targets, strict=True)
+        formats = zip(source.formats, target.formats, strict=True)
+        self._out = [
+            page_program(partial(_extract_as, formats=pair), source.mesh, plan)
+            for pair, plan in zip(formats, source.plans, strict=True)
         ]
-        self._target = NamedSharding(self._target_mesh, P())
-        self.bytes_moved = 0
+        self._into = [
+            page_program(insert, target.mesh, plan, layout.pool_spec)
+            for plan, layout in zip(target.plans, target.layouts, strict=True)
+        ]
+        self._target = NamedSharding(target.mesh, P())
+        meshes = source.mesh, target.mesh
+        self.is_shared = all(device.platform == "cpu" for mesh in meshes for device in mesh.devices.flat)
+        """Both meshes read the same memory, so that what has been read needs no copy to be there."""
 
-    def take(self, pools: Sequence[Pool], pages: Sequence[Sequence[int]]) -> list[list[tuple[int, Any]]]:
-        """Starts reading pages of each pool; returns, for each pool, (count, data on the way to the target) blocks.
+    def take(self, group: int, pool: Pool, pages: Sequence[int]) -> Array:
+        """Starts reading at most PAGES_PER_CALL pages, as the steps sent so far leave them."""
+        return self._out[group](pool, padded_ids(pages, 0))
 
-        Reads in the order of the device's steps: what a page holds when this is called.
-        """
-        moved = []
-        for group, (pool, ids) in enumerate(zip(pools, pages, strict=True)):
-            blocks = []
-            for start in range(0, len(ids), PAGES_PER_CALL):
-                part = ids[start : start + PAGES_PER_CALL]
-                data = self._out[group](pool, padded_ids(part, 0))
-                blocks.append((len(part), jax.device_put(data, self._target)))
-                self.bytes_moved += data.nbytes
-            moved.append(blocks)
-        return moved
+    def send(self, read: Array) -> Array:
+        """What `take` reads, on its way to the target's mesh. Waits for the reading where `is_shared`."""
+        return jax.device_put(np.asarray(read) if self.is_shared else read, self._target)
 
-    def put(
-        self, pools: Sequence[Pool], pages: Sequence[Sequence[int]], moved: Sequence[Sequence[tuple[int, Any]]]
-    ) -> tuple[Pool, ...]:
-        """The target's pools with the blocks in `pages`, in the order in which they were taken; donates the pools.
+    def put(self, group: int, pool: Pool, pages: Sequence[int], data: Array) -> Pool:
+        """The target's pool with what was sent in `pages`; ids at its end are left out. Donates the pool."""
+        return self._into[group](pool, padded_ids(pages, pool.shape[1]), data)
 
-        Blocks may have been taken for another target; they move once more then.
-        """
-        filled = []
-        for group, (pool, ids, blocks) in enumerate(zip(pools, pages, moved, strict=True)):
-            start = 0
-            for count, data in blocks:
-                data = jax.device_put(data, self._target)
-                pool = self._into[group](pool, padded_ids(ids[start : start + count], pool.shape[1]), data)
-                start += count
-            filled.append(pool)
-        return tuple(filled)
+    def warm_up(self, sources: Sequence[Pool], targets: Sequence[Pool]) -> tuple[Pool, ...]:
+        """Compiles what there is, so that no request waits for it; the target's pools."""
+        return tuple(
+            self.put(group, target, [], self.send(self.take(group, source, [])))
+            for group, (source, target) in enumerate(zip(sources, targets, strict=True))
+        )
 
 
 def page_program(fn: Any, mesh: Mesh, plan: HeadPlan | None, out: Any = None) -> Any:

@@ -22,10 +22,11 @@ from trillion_infer.transfer.transports.base import Fetch, TransferError, Transp
 
 @dataclass
 class _Transfer:
-    """An offer on its way. `fetches[i]` brings `offer.pieces[i]`."""
+    """An offer on its way. `fetches[i]` brings `offer.pieces[i]`; dtypes: of the sender's pools."""
 
     request_id: str
     offer: Offer
+    dtypes: tuple[str, ...]
     fetches: list[Fetch]
     began: float
 
@@ -92,7 +93,7 @@ class DecodeJobs:
         marks = self._requests[request_id].metrics.handoff
         if marks is not None and offer.last:
             marks.offered = now
-        self._transfers.append(_Transfer(request_id, offer, fetches, now))
+        self._transfers.append(_Transfer(request_id, offer, tuple(spec.dtype for spec in identity.pools), fetches, now))
 
     def poll(self, side: DecodeSide, now: float) -> None:
         """Verifies and puts in place what has arrived."""
@@ -116,11 +117,13 @@ class DecodeJobs:
                 side.counts["digest_failures"] += 1
                 return f"pages {piece.first} to {piece.first + piece.count - 1} do not match their digest"
         request = self._requests[transfer.request_id]
+        if self._engine.tiering is not None:
+            self._engine.tiering.save_evicted(self._engine.pools)
         held, pools = self._engine.schedulers[0].cache.held(request), list(self._engine.pools)
         for piece, data in zip(transfer.offer.pieces, arrays, strict=True):
             pool = pools[piece.group]
             pages = _targets(held[piece.group], piece.first, piece.count, pool.shape[1])
-            pools[piece.group] = self._stager.fill(pool, piece.group, pages, data)
+            pools[piece.group] = self._stager.fill(pool, piece.group, pages, data, transfer.dtypes[piece.group])
         self._engine.replace_pools(tuple(pools))
         self._count(transfer, request)
         return None

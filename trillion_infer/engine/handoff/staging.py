@@ -6,23 +6,24 @@ vectors travel as bytes with their scales behind them.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
+from jax.sharding import NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Int, UInt
 
-from sharding.heads import HeadPlan
-from trillion_infer.cache.layout import PoolLayout
 from trillion_infer.layers.pools import Pool
+from trillion_infer.transfer.convert import SCALE_BYTES, VectorFormat, convert
 from trillion_infer.transfer.handoff.identity import PoolSpec
 from trillion_infer.transfer.pages import (
     PAGES_PER_CALL,
-    SCALE_BYTES,
     HeadMap,
+    PoolSide,
     extract,
     insert,
     padded_ids,
@@ -53,6 +54,16 @@ def _stage(
     return data, checksum(data)
 
 
+def _fill(
+    pool: Pool,
+    pages: Int[Array, "n"],
+    data: Array,
+    heads: HeadMap | None,
+    formats: tuple[VectorFormat, VectorFormat],
+) -> Pool:
+    return insert(pool, pages, convert(data, *formats), heads)
+
+
 @dataclass(frozen=True)
 class Staged:
     """Pages on their way out: an array on one device, and its digest, both perhaps still being computed."""
@@ -73,21 +84,29 @@ def digest_bytes(words: Array) -> bytes:
 
 
 class PageStager:
-    """For one engine's pools. Programs are compiled by `warm_up`, for 16 pages; nothing is compiled for a count."""
+    """For one engine's pools. Programs are compiled by `warm_up`, for 16 pages; nothing is compiled for a count. Pages
+    of another KV dtype are converted where they arrive; that program is compiled when a peer first sends such."""
 
-    def __init__(self, mesh: Mesh, layouts: Sequence[PoolLayout], plans: Sequence[HeadPlan | None]):
-        self._layouts, self._plans = list(layouts), list(plans)
-        self._everywhere = NamedSharding(mesh, P())
-        self._one = SingleDeviceSharding(mesh.devices.flat[0])
-        both = list(zip(layouts, plans, strict=True))
-        self._out = [page_program(_stage, mesh, plan) for _, plan in both]
-        self._into = [page_program(insert, mesh, plan, layout.pool_spec) for layout, plan in both]
+    def __init__(self, side: PoolSide):
+        self._side = side
+        self._everywhere = NamedSharding(side.mesh, P())
+        self._one = SingleDeviceSharding(side.mesh.devices.flat[0])
+        self._out = [page_program(_stage, side.mesh, plan) for plan in side.plans]
+        self._into: dict[tuple[int, str], Any] = {}
         self._checksum = jax.jit(checksum)
+
+    def _filling(self, group: int, dtype: str) -> Any:
+        """The program that puts pages of this dtype in place."""
+        if (group, dtype) not in self._into:
+            side, own = self._side, self._side.formats[group]
+            fill = partial(_fill, formats=(replace(own, dtype=dtype), own))
+            self._into[group, dtype] = page_program(fill, side.mesh, side.plans[group], side.layouts[group].pool_spec)
+        return self._into[group, dtype]
 
     def specs(self) -> tuple[PoolSpec, ...]:
         """The pools as a handshake tells them."""
         found = []
-        for layout, plan in zip(self._layouts, self._plans, strict=True):
+        for layout, plan in zip(self._side.layouts, self._side.plans, strict=True):
             middle = (layout.dim,) if plan is None else (plan.kv_heads, 2, layout.dim)
             found.append(PoolSpec(layout.key.name, (layout.layers, layout.page_size, *middle), layout.dtype))
         return tuple(found)
@@ -110,9 +129,10 @@ class PageStager:
         """The digest of what has arrived."""
         return digest_bytes(self._checksum(data))
 
-    def fill(self, pool: Pool, group: int, pages: Sequence[int], data: Array) -> Pool:
-        """The pool with these pages of `data`; ids at the pool's end are left out. Donates the pool."""
-        return self._into[group](pool, padded_ids(pages, pool.shape[1]), jax.device_put(data, self._everywhere))
+    def fill(self, pool: Pool, group: int, pages: Sequence[int], data: Array, dtype: str) -> Pool:
+        """The pool with these pages of `data`, of a pool of `dtype`; ids at the pool's end are left out. Donates it."""
+        fill = self._filling(group, dtype)
+        return fill(pool, padded_ids(pages, pool.shape[1]), jax.device_put(data, self._everywhere))
 
     def warm_up(self, pools: Sequence[Pool]) -> tuple[Pool, ...]:
         """Compiles what there is, so that no request waits for it."""
@@ -120,5 +140,5 @@ class PageStager:
         for group, pool in enumerate(pools):
             staged = self.stage(pool, group, [])
             self.digest(staged.data)
-            filled.append(self.fill(pool, group, [], staged.data))
+            filled.append(self.fill(pool, group, [], staged.data, self._side.formats[group].dtype))
         return tuple(filled)

@@ -4,6 +4,7 @@ import queue
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 from jax.sharding import Mesh
 
@@ -230,6 +231,10 @@ class HandoffEngine(KeepsBlocksOf):
             "handoff.refusals": len(self.links.refusals),
             **counts,
         }
+
+    def trace_events(self) -> list[dict[str, Any]]:
+        """The newest spans, in the Chrome trace format."""
+        return self.timeline.events()
 
     def memory(self) -> dict[str, int]:
         return self.engine.memory()

@@ -57,7 +57,7 @@ class Identity:
     def check(self, other: "Identity") -> None:
         """Raises ConfigError, with both sides named, unless pages of one can become pages of the other.
 
-        The dtypes of the pools may differ where neither has scales: pages are converted where they arrive.
+        The dtypes of the pools may differ: pages are converted where they arrive.
         """
         both = f"{self.name} and {other.name}"
         if self.model != other.model:
@@ -75,11 +75,6 @@ class Identity:
                     f"{both} have KV that cannot be moved into each other: pool {ours.name} with pages of "
                     f"{list(ours.shape)} and pool {theirs.name} with pages of {list(theirs.shape)}; give both the same "
                     "--page_size."
-                )
-            if ours.dtype != theirs.dtype and (ours.quantised or theirs.quantised):
-                raise ConfigError(
-                    f"{both} keep pool {ours.name} as {ours.dtype} and as {theirs.dtype}, which are not converted into "
-                    "each other; give both the same --kv_dtype."
                 )
         if len(self.pools) != len(other.pools):
             raise ConfigError(f"{both} have {len(self.pools)} and {len(other.pools)} pools of KV.")
