@@ -10,7 +10,7 @@ speculate: tool calls, JSON edits and chat with --speculate (ngram,suffix where 
     prompts in trillion_infer/benchmark/data; not among "all". Ratios above 1 say that drafts are faster.
 startup: process start to first token, with an empty cache of compiled programs (startup_cold_s) and with a filled one.
 serve: the offline requests over HTTP, all at once, streamed from a server process.
-interference (not in all): 4 streams of 700 tokens while 3 prompts of 2,000 tokens come one by one; one server
+interference (not in all): 4 streams of 460 tokens while 2 prompts of 2,000 tokens come one by one; one server
 without and with chunked prefill on all cores, against a prefill and a decode worker on half of the cores each.
 transfer (alone): prompts of 2,000 tokens prefilled on one device and decoded on another of one process: the share of
 prefill time that their KV is waited for, and its rate against a plain copy; --trace writes the timeline.

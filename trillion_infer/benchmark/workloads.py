@@ -24,8 +24,8 @@ class Sizes:
     offline_out: int = 64
     startup_in: int = 32
     steady_streams: int = 4
-    steady_out: int = 700
-    long_prompts: int = 3
+    steady_out: int = 460
+    long_prompts: int = 2
     long_in: int = 2000
     kv_prefix: int = 2000
     kv_tail: int = 50
