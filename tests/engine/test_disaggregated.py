@@ -8,7 +8,7 @@ from tests.conftest import GOLDEN
 from tests.engine.helpers import check_idle, greedy, tokens_of
 from tests.engine.mixed_requests import MixedRequests, mixed_requests
 from tests.engine.test_equalities import MIXED, SMALL, prompts_of, tight_memory
-from trillion_infer import LLM, ConfigError
+from trillion_infer import LLM, ConfigError, SamplingParams
 from trillion_infer.engine.build import pool_side
 from trillion_infer.engine.handoff.build import HandoffOptions, make_worker_of
 from trillion_infer.transfer.pages import PageMover, head_map
@@ -16,6 +16,7 @@ from trillion_infer.transfer.pages import PageMover, head_map
 pytestmark = pytest.mark.matrix
 
 
+ONE_EACH = {**SMALL, "disaggregate": "prefill=1,decode=1"}
 SPLITS = ["prefill=2,decode=2", "prefill=1,decode=4", "prefill=2x1,decode=1", "prefill=1,decode=2x1"]
 
 
@@ -33,13 +34,10 @@ def mixed(make_llm):
 
 
 @pytest.mark.parametrize(("name", "split"), [(name, split) for split in SPLITS for name in ("smollm2", "deepseek_v3")])
-def test_300_mixed_requests_with_shared_prefixes_aborts_and_preemption_p11(make_llm, mixed, name, split):
+def test_300_mixed_requests_with_shared_prefixes_and_aborts_p11(make_llm, mixed, name, split):
     """The KV a request decodes from is the KV of its own prompt, for hundreds of requests."""
     requests = mixed(name)
-    one = make_llm(name, **SMALL)
-    apart = make_llm(name, **SMALL, max_model_len=80, kv_memory=tight_memory(one, 26), disaggregate=split)
-    for engine in apart.engine.decode:
-        engine.schedulers[0]._lengths._prior = 1  # answers are taken to be short, so that pages run out
+    apart = make_llm(name, **SMALL, disaggregate=split)
     for i, (prompt, each) in enumerate(zip(requests.prompts, requests.params, strict=True)):
         apart.generator.add(str(i), prompt, each)
     leave, steps = requests.aborting(lambda i: apart.generator.abort(str(i))), 0
@@ -50,8 +48,19 @@ def test_300_mixed_requests_with_shared_prefixes_aborts_and_preemption_p11(make_
     requests.check([apart.generator.take(str(i)) for i in range(len(requests.prompts))])
     stats = apart.stats()
     assert min(stats["handoffs"], stats["kv_pages_found"]) > 0
-    assert sum(engine.schedulers[0].preemptions for engine in apart.engine.decode) > 0
     check_idle(apart)
+
+
+def test_preempted_where_it_decodes_equals_not(make_llm):
+    """Answers that are taken to be short use up the pages; who is set back is prefilled again where it decodes."""
+    params = [SamplingParams(temperature=0.8, seed=i, max_tokens=40, ignore_eos=True) for i in range(len(MIXED))]
+    one = make_llm("smollm2", **SMALL)
+    apart = make_llm.fresh("smollm2", **ONE_EACH, max_model_len=112, kv_memory=tight_memory(one, 26))
+    apart.engine.decode[0].schedulers[0]._lengths._prior = 1
+    assert tokens_of(apart.generate(MIXED, params)) == tokens_of(one.generate(MIXED, params))
+    assert apart.engine.decode[0].schedulers[0].preemptions > 0
+    check_idle(apart)
+    apart.close()
 
 
 @pytest.mark.parametrize("name", ["gemma3_text", "llama4_scout"])
@@ -60,9 +69,6 @@ def test_pages_of_windows_and_chunks_go_when_the_prompt_is_computed(make_llm, na
     assert tokens_of(apart.generate(MIXED, greedy())) == tokens_of(one.generate(MIXED, greedy()))
     assert apart.stats()["handoffs"] > 0
     check_idle(apart)
-
-
-ONE_EACH = {**SMALL, "disaggregate": "prefill=1,decode=1"}
 
 
 def test_finished_blocks_travel_while_later_chunks_compute(make_llm):
