@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.common.varying import vary_like
 
-SLICE_BYTES = 64 << 20
+SLICE_BYTES = 32 << 20
 """Of rows that are held at once: well above what keeps a device busy, and small beside a pool."""
 
 COLUMN_STEP = 128
