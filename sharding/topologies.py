@@ -79,6 +79,9 @@ def topology(name: str) -> list[jax.Device]:
     if not shape or not all(part.isdigit() and int(part) for part in shape.split("x")):
         example = "2x4" if KINDS[kind].platform == "tpu" else "8"
         raise ValueError(f"topology {name!r}: {shape!r} is no shape; give for example {kind}:{example}.")
+    most = {"v5e": 2, "v6e": 2}.get(kind, 3)  # these are flat tori
+    if shape.count("x") >= most:
+        raise ValueError(f"topology {name!r}: {kind} has shapes of {most} numbers at most; got {shape}.")
     try:
         return _tpu(kind, shape) if KINDS[kind].platform == "tpu" else _gpu(kind, shape)
     except (jax.errors.JaxRuntimeError, ModuleNotFoundError, NotImplementedError, KeyError) as error:
@@ -88,9 +91,18 @@ def topology(name: str) -> list[jax.Device]:
         ) from error
 
 
+NO_TPU_HERE = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+}
+"""What libtpu would otherwise ask a metadata server, and complain that there is none. It does not limit topologies."""
+
+
 def _tpu(kind: str, shape: str) -> list[jax.Device]:
-    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
-    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+    for name, value in NO_TPU_HERE.items():
+        os.environ.setdefault(name, value)
     return list(topologies.get_topology_desc(f"{kind}:{shape}", "tpu").devices)
 
 

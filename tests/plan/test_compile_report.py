@@ -11,6 +11,7 @@ from pallas_kernels.common.pool_copies import pool_copies
 from trillion_infer.config.deployment import Deployment, deployment_names, find_deployment
 from trillion_infer.core.errors import ConfigError, OutOfMemoryError
 from trillion_infer.engine.buckets import Bucket
+from trillion_infer.engine.build import Blueprint
 from trillion_infer.models import read_family
 from trillion_infer.plan.compile_report import CompileReport, compile_deployment
 from trillion_infer.plan.cost import step_cost
@@ -235,6 +236,24 @@ def test_drafters_compile_beside_kimi(name, head):
         assert 0 < drafter["kv_share"] < 0.5
 
 
+def with_kernels(deployment: Deployment, topology: str, mesh: str) -> Blueprint:
+    """The deployment with the kernels of the topology's platform, and no others."""
+    blueprint = plan_deployment(deployment, topology, mesh)[0]
+    return dataclasses.replace(blueprint, config=dataclasses.replace(blueprint.config, attention="pallas"))
+
+
+@pytest.mark.aot
+@pytest.mark.parametrize("topology", ["v5e:2x2", "h100:4"])
+def test_stages_compile_and_copy_no_pool(topology):
+    blueprint = with_kernels(TINY, topology, "stage=2,tensor=2")
+    programs = blueprint.programs((64,))
+    pools = [leaf.sharding.shard_shape(leaf.shape) for leaf in programs.state.pools]
+    for bucket in (programs.buckets.decode[-1], programs.buckets.mixed[-1]):
+        text = programs.forward(bucket).run.as_text()
+        assert "collective-permute" in text
+        assert pool_copies(text, pools) == []
+
+
 @pytest.mark.aot
 @pytest.mark.parametrize("topology", ["v5e:2x2", "h100:2"])
 @pytest.mark.parametrize("quantize", ["int8", "int4", "fp8"])
@@ -244,9 +263,7 @@ def test_quantised_layers_are_read_where_they_lie(quantize, topology):
     tiny = dataclasses.replace(
         TINY, options={**TINY.options, "quantize": quantize}, hf_config={**(TINY.hf_config or {}), **large}
     )
-    blueprint, _, _ = plan_deployment(tiny, topology, "tensor=2")
-    programs = dataclasses.replace(blueprint, config=dataclasses.replace(blueprint.config, attention="pallas"))
-    text = programs.programs((8,)).forward(Bucket(2, 2)).run.as_text()
+    text = with_kernels(tiny, topology, "tensor=2").programs((8,)).forward(Bucket(2, 2)).run.as_text()
     made = re.findall(
         r"= \(?(s8|u8|s32|u32)\[([\d,]+)\](\S*) (?:copy|copy-start|dynamic-slice|fusion|slice|transpose)\(", text
     )

@@ -7,7 +7,13 @@ from sharding.topologies import KINDS, kind_of, topology
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("v4:2x2", "use one of v5e"), ("v5e", "is no shape"), ("v5e:2y2", "is no shape"), ("h100:0", "h100:8")],
+    [
+        ("v4:2x2", "use one of v5e"),
+        ("v5e", "is no shape"),
+        ("v5e:2y2", "is no shape"),
+        ("h100:0", "h100:8"),
+        ("v6e:4x8x2", "2 numbers"),
+    ],
 )
 def test_a_bad_name_is_refused_with_what_is_allowed(name, words):
     with pytest.raises(ValueError, match=words):

@@ -12,10 +12,11 @@ GIB = 2**30
 
 INTRODUCTION = """# Deployments and their memory
 
-Written by `scripts/deployment_report.py` from complete runs of `python scripts/compile.py --config=NAME --json`:
-every program of the deployment, compiled with the devices' own compiler on a machine that has none of them. Each file
-in `configs/` states a model with its real numbers, a mesh, `max_running` and the longest context. `--largest`
-compiles the largest step and its sampler only, which gives the same figures of memory in a fraction of the time.
+Written by `scripts/deployment_report.py` from what `python scripts/compile.py --config=NAME --json` printed: every
+program of the deployment, compiled with the devices' own compiler on a machine that has none of them. Each file in
+`configs/` states a model with its real numbers, a mesh, `max_running` and the longest context. Rows of two programs
+are of `--largest`, which compiles the largest step and its sampler only: the same figures of memory in a fraction of
+the time.
 """
 
 CONCLUSION = """
