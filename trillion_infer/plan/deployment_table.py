@@ -25,6 +25,16 @@ layout could leave more for KV. What remains between it and what is left are the
 on every device, named in the table, and what is held more than once: norms, biases and the padding of layouts. No
 program copies a pool. Compile seconds are the sum over programs on two shared cores.
 
+With prefill and decode on disjoint halves, a report for each role (`--largest`; the hungriest step of each and its
+sampler):
+
+| config | role, devices | temporaries a device | left for KV | tokens |
+|---|---|---|---|---|
+| `kimi_k2_5_apart_h100x16` | prefill, 0 to 7 | 0.57 GiB | 66.5 GiB | 1,016,576 |
+| | decode, 8 to 15 | 0.57 | 66.5 | 1,016,576 |
+| `kimi_k2_5_apart_tpu7x_8` | prefill, 0 to 7 | 2.09 | 183.4 | 2,522,496 |
+| | decode, 8 to 15: its step of 128 rows | 1.20 | | |
+
 Another number of devices is asked for with `--topology` (the deployment's widest axis then takes all of them) or
 `--mesh`. A mesh that cannot hold the weights is refused before anything is compiled, with the least number of devices
 of each kind that can; a split that leaves padding is named, with the numbers that divide.
