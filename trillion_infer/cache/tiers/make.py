@@ -46,7 +46,7 @@ def make_tiers(
             tiers.append(MooncakeTier(place, fingerprint, max(block_bytes)))
         else:
             if place.num_bytes:
-                _check("the bytes of store", place.num_bytes, sum(block_bytes))
+                _check("the budget of store", place.num_bytes, sum(block_bytes))
             tiers.append(ObjectTier(place, fingerprint))
     return tiers
 
