@@ -24,6 +24,9 @@ def served():
     ("path", "body", "status", "param"),
     [
         (CHAT, b"{", 400, None),
+        (CHAT, {"model": MODEL, "messages": user("x"), "max_completion_tokens": 0}, 400, "max_completion_tokens"),
+        ("/v1/responses", {"model": MODEL, "input": "x", "max_output_tokens": 0}, 400, "max_output_tokens"),
+        ("/v1/responses", {"model": MODEL, "input": []}, 400, "input"),
         (CHAT, b"", 400, None),
         (CHAT, b"[" * 4000, 400, None),
         (CHAT, b"\xff\xfe", 400, None),

@@ -85,7 +85,11 @@ def read_chat(body: Any, server: Server) -> ChatRequest:
     server.check_model(fields.need("model", str))
     stream, include_usage = read_stream(fields)
     params = read_sampling(
-        fields, max_tokens=_max_tokens(fields), logprobs=_logprobs(fields), structured_output=read_structure(fields)
+        fields,
+        "max_completion_tokens" if fields.given("max_completion_tokens") else "max_tokens",
+        max_tokens=_max_tokens(fields),
+        logprobs=_logprobs(fields),
+        structured_output=read_structure(fields),
     )
     return ChatRequest(
         fields.need("messages", list),

@@ -36,6 +36,7 @@ def read_response_request(body: Any, server: Server) -> ChatRequest:
     effort = reasoning.take("effort", str)
     params = read_sampling(
         fields,
+        "max_output_tokens",
         max_tokens=fields.take("max_output_tokens", int),
         logprobs=_logprobs(fields.take("include", list, default=[]), fields.take("top_logprobs", int)),
         structured_output=None if text is None else format_of(text, "text.format"),
@@ -82,6 +83,8 @@ def _messages(value: str | list[Any], instructions: str | None) -> list[Any]:
     messages: list[Any] = [] if instructions is None else [{"role": "system", "content": instructions}]
     if isinstance(value, str):
         return [*messages, {"role": "user", "content": value}]
+    if not value:
+        raise ApiError(400, "input is an empty list; give at least one item.", param="input")
     for number, item in enumerate(value):
         _add(messages, item, f"input[{number}]")
     return messages

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from trillion_infer.core.errors import InvalidRequestError
 from trillion_infer.core.sampling_params import SamplingParams, StructuredOutput
 from trillion_infer.serve.errors import ApiError
 from trillion_infer.serve.fields import Fields
@@ -14,9 +15,9 @@ GUIDED = frozenset("guided_json guided_regex guided_choice guided_grammar struct
 COMMON = SAMPLING | GUIDED | frozenset("model stream stream_options cache_salt session_id return_token_ids".split())
 
 
-def read_sampling(fields: Fields, **more: Any) -> SamplingParams:
+def read_sampling(fields: Fields, limit: str = "max_tokens", **more: Any) -> SamplingParams:
     """The parameters that completions and chat share; `more` wins. Null means the default, and for max_tokens the
-    end of the context."""
+    end of the context. limit: the field that max_tokens came from, which errors name."""
     take = fields.take
     given = {
         "n": take("n", int),
@@ -41,6 +42,10 @@ def read_sampling(fields: Fields, **more: Any) -> SamplingParams:
     given["max_tokens"] = take("max_tokens", int)
     try:
         return SamplingParams(**{**given, **more})
+    except InvalidRequestError as error:
+        if error.param != "max_tokens":
+            raise
+        raise ApiError(400, str(error).replace("max_tokens", limit, 1), param=limit) from error
     except OverflowError as error:
         raise ApiError(400, f"a number is out of every range: {error}.") from error
 
