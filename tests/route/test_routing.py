@@ -260,7 +260,7 @@ def test_killing_a_worker_mid_run_loses_no_request(serve):
     workers = [subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) for _ in range(WORKERS)]
     try:
         urls = tuple(worker.stdout.readline().strip() for worker in workers)
-        config = RouterConfig(urls, on_worker_failure="replay", health_interval_s=0.1)
+        config = RouterConfig(urls, on_worker_failure="replay", health_interval_s=0.1, connect_timeout_s=20)
         with (
             httpx.Client(base_url=serve(build_app(config)).url, timeout=60) as client,
             ThreadPoolExecutor(30) as threads,

@@ -18,9 +18,11 @@ from trillion_infer.generation.outputs import Delta, PromptState
 
 log = logging.getLogger("trillion_infer.serve")
 
-_LOOP_FIRST_S = 0.003
+_LOOP_FIRST_S = 0.005
 """How long the engine leaves the interpreter to the event loop after a step, so that tokens are written before the next
 step is planned: the device has that step's predecessor to compute meanwhile. Both would wait for one lock otherwise."""
+_MOST_UNWAITED = 63
+"""Most steps in a row that are not waited for."""
 
 Item = Delta | RequestOutput | EngineDeadError
 """What a prompt brings: its deltas, then its whole output; or the error that ended the engine."""
@@ -44,6 +46,7 @@ class EngineThread:
         self._error: EngineDeadError | None = None
         self._stopping = False
         self._step_began: float | None = None
+        self._late = self._unwaited = 0
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -151,7 +154,17 @@ class EngineThread:
         for loop, items in by_loop.items():
             written = threading.Event()
             loop.call_soon_threadsafe(_give, loop, items, written)
-            written.wait(_LOOP_FIRST_S)
+            self._let_write(written)
+
+    def _let_write(self, written: threading.Event) -> None:
+        """Waits for the event loop, less and less often while it has more than it can write in the time."""
+        if self._unwaited:
+            self._unwaited -= 1
+        elif written.wait(_LOOP_FIRST_S):
+            self._late = 0
+        else:
+            self._late = min(2 * self._late + 1, _MOST_UNWAITED)
+            self._unwaited = self._late
 
     def _end(self, error: EngineDeadError) -> None:
         with self._lock:
