@@ -21,10 +21,14 @@ IN_FLIGHT = 2
 """Batches of pages that are read ahead of those put in place, as in a chunk of 512 tokens."""
 
 
+Trace = Callable[[list[dict[str, Any]]], None]
+"""Gets the spans of all prompts, as Chrome's trace viewer reads them."""
+
+
 def transfer(
     options: Mapping[str, Any],
     prompts: Sequence[Sequence[int]],
-    trace: Callable[[list[dict[str, Any]]], None] | None = None,
+    trace: Trace | None = None,
 ) -> dict[str, float]:
     """Medians over `prompts` after one that does not count; `trace` gets the spans of all.
 
