@@ -11,7 +11,8 @@ from jax.sharding import Mesh
 
 from trillion_infer.cache.group import HeldPages
 from trillion_infer.core.request import Request, Status
-from trillion_infer.engine.engine import Engine, TokenEvent
+from trillion_infer.engine.engine import Engine
+from trillion_infer.engine.events import TokenEvent
 from trillion_infer.engine.keeping import KeepsBlocksOf
 from trillion_infer.engine.page_transfers import Piece, PromptJob
 from trillion_infer.engine.timeline import Timeline

@@ -11,13 +11,14 @@ import numpy as np
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from trillion_infer.core.outputs import Logprob
 from trillion_infer.core.request import Request, Status
 from trillion_infer.engine.batch import BatchLayout, pack_rows
 from trillion_infer.engine.buckets import Bucket
 from trillion_infer.engine.drafting import Drafted, ModelDrafter, wanted_rows
+from trillion_infer.engine.events import TokenEvent
 from trillion_infer.engine.guard import BatchGuard
 from trillion_infer.engine.keeping import KeepsBlocks
+from trillion_infer.engine.masks import TokenMasks
 from trillion_infer.engine.programs import Programs
 from trillion_infer.engine.prompt_scores import PromptScores, ScoreBlock
 from trillion_infer.engine.results import fetch_scores, new_tokens, read_logprobs
@@ -26,7 +27,6 @@ from trillion_infer.engine.state import DeviceState, table_chunks
 from trillion_infer.layers.expert_cache import HITS, MISSES
 from trillion_infer.layers.pools import Pool
 from trillion_infer.sample import Sampled
-from trillion_infer.sample.bitmask import allow_all, forbid
 from trillion_infer.sample.table import RowTable
 from trillion_infer.schedule.plan import Row, StepPlan
 from trillion_infer.schedule.scheduler import Scheduler
@@ -34,30 +34,6 @@ from trillion_infer.speculate.verify import Verified
 
 if TYPE_CHECKING:
     from trillion_infer.engine.tiering import KVTiering
-
-
-@dataclass
-class TokenEvent:
-    """What a step brought one request. `finished` says why, if these tokens end it; with `error` there are none.
-
-    prompt_logprobs comes with the first token of a request that asked for it.
-    """
-
-    request: Request
-    token_ids: list[int]
-    logprobs: list[dict[int, Logprob]] | None = None
-    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
-    finished: Status | None = None
-    stop_reason: int | str | None = None
-    error: Exception | None = None
-
-    @property
-    def ended_by_token(self) -> bool:
-        """The last token is an end-of-sequence or stop token, which is not part of the text."""
-        if self.finished is not Status.FINISHED_STOP:
-            return False
-        last, request = self.token_ids[-1], self.request
-        return last in request.eos_ids or last in (request.params.stop_token_ids or ())
 
 
 @dataclass
@@ -113,9 +89,7 @@ class Engine(KeepsBlocks):
         self.drafters: list[ModelDrafter] = []
         self.steps = 0
         self._received = 0.0
-        self._no_mask = programs.place(np.False_, P())
-        self._with_mask = programs.place(np.True_, P())
-        self._open_masks: dict[int, Any] = {}
+        self._masks = TokenMasks(programs, state.sampler_vocab)
 
     # Requests
 
@@ -263,20 +237,16 @@ class Engine(KeepsBlocks):
         )
         layout = self._layouts.setdefault(bucket, BatchLayout(bucket))
         packed = np.zeros((len(plans), layout.size), np.int32)
-        forbidden: dict[int, list[int]] = {}
         rows, places = [], []
         for shard, plan in enumerate(plans):
             plan_rows = plan.rows if plan else []
             first = shard * bucket.sequences
             rows += plan_rows
             places += range(first, first + len(plan_rows))
-            for place, row in enumerate(plan_rows, start=first):
-                if row.samples and row.request.sampling.may_forbid:
-                    self._forbid(row, place * bucket.width, forbidden)
             pack_rows(layout, plan_rows, plan.num_decode if plan else 0, self._rows[shard], packed[shard])
         if self.guard is not None:
             self.guard.check(layout, packed, self._state)
-        mask, has_mask = self._mask(bucket, rows, places, forbidden)
+        mask, has_mask = self._masks.make(bucket, len(plans), rows, places)
         # On one device the call itself takes the array there, in less time.
         batch = packed if self.programs.mesh.devices.size == 1 else self.programs.place(packed, P("data"))
         state = self._state
@@ -315,42 +285,6 @@ class Engine(KeepsBlocks):
                     sampler = self.programs.init_slot.run(state.sampler, header, chunk)
                     state = DeviceState(state.pools, state.tables, sampler)
         self._state = state
-
-    def _forbid(self, row: Row, first: int, forbidden: dict[int, list[int]]) -> None:
-        """The tokens that a row's masks, from the one at `first` on, must exclude."""
-        request, sampling = row.request, row.request.sampling
-        index = request.num_output - 1
-        for drafted in range(len(row.draft_ids) + 1):
-            banned: list[int] = []
-            if sampling.needs_last_tokens:
-                banned = sampling.bad_words.next_forbidden([*request.output_ids, *row.draft_ids[:drafted]])
-            if index + drafted < sampling.params.min_tokens:
-                banned.extend(sampling.guarded)
-            if banned:
-                forbidden[first + drafted] = banned
-
-    def _mask(
-        self, bucket: Bucket, rows: list[Row], places: list[int], forbidden: dict[int, list[int]]
-    ) -> tuple[Any, Any]:
-        """Allowed-token bits of every position that yields logits, `width` a row; an array that lies on the device
-        already where every token is allowed."""
-        width = bucket.width
-        total = bucket.sequences * width * len(self.schedulers)
-        words = -(-self._state.sampler_vocab // 32)
-        grammars = [
-            (row, place) for row, place in zip(rows, places, strict=True) if row.samples and row.request.grammar
-        ]
-        if not forbidden and not grammars:
-            if total not in self._open_masks:
-                self._open_masks[total] = self.programs.place(allow_all(total, words * 32), P())
-            return self._open_masks[total], self._no_mask
-        mask = allow_all(total, words * 32)
-        for row, place in grammars:
-            first = place * width
-            row.request.grammar.draft_masks(row.draft_ids, mask[first : first + len(row.draft_ids) + 1])
-        for place, tokens in forbidden.items():
-            forbid(mask[place], tokens)
-        return self.programs.place(mask, P()), self._with_mask
 
     def _receive(self, pending: _Pending) -> list[TokenEvent]:
         """Waits for a step and hands its tokens to their requests."""
@@ -396,7 +330,7 @@ class Engine(KeepsBlocks):
             event.prompt_logprobs = self.prompt_scores.pop(request)
         metrics.last_token_time = now
         metrics.token_times.append(now)
-        self._check_end(event, known + 1)
+        event.check_end(known + 1)
         self._owner[request.request_id].complete(row, tokens)
         if event.finished is not None:
             self.finish(request, event.finished, event.stop_reason)
@@ -426,7 +360,7 @@ class Engine(KeepsBlocks):
             if request.grammar is not None and (request.grammar.accept([token]) != 1 or request.grammar.error):
                 event.finished = Status.FINISHED_ERROR
             else:
-                self._check_end(event, known + len(events))
+                event.check_end(known + len(events))
             if event.finished is not None:
                 break
         scheduler.complete(row, tokens[: len(events)])
@@ -437,18 +371,6 @@ class Engine(KeepsBlocks):
         elif self.speculation is not None:
             self.speculation.track(request)
         return events
-
-    def _check_end(self, event: TokenEvent, count: int) -> None:
-        """Says so if token number `count` ends the request: end-of-sequence, a stop token or the last allowed."""
-        request, params, token = event.request, event.request.params, event.token_ids[-1]
-        if token in (params.stop_token_ids or ()):
-            event.finished, event.stop_reason = Status.FINISHED_STOP, token
-        elif (token in request.eos_ids and not params.ignore_eos) or (
-            request.grammar is not None and request.grammar.is_complete
-        ):
-            event.finished = Status.FINISHED_STOP
-        if event.finished is None and count >= request.max_tokens:
-            event.finished = Status.FINISHED_LENGTH
 
     # Figures
 

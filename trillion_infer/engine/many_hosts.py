@@ -11,7 +11,8 @@ from trillion_infer.core.request import Request
 from trillion_infer.distributed.calls import Replayer
 from trillion_infer.distributed.group import Follower, Leader
 from trillion_infer.engine.bundle.identity import code_digest
-from trillion_infer.engine.engine import Engine, TokenEvent
+from trillion_infer.engine.engine import Engine
+from trillion_infer.engine.events import TokenEvent
 from trillion_infer.engine.programs import Programs
 from trillion_infer.engine.state import DeviceState
 from trillion_infer.speculate import parse_speculate

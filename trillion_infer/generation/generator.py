@@ -9,7 +9,8 @@ from trillion_infer.core.errors import InvalidRequestError
 from trillion_infer.core.outputs import RequestOutput
 from trillion_infer.core.request import Request, Status
 from trillion_infer.core.sampling_params import SamplingParams
-from trillion_infer.engine.engine import Engine, TokenEvent
+from trillion_infer.engine.engine import Engine
+from trillion_infer.engine.events import TokenEvent
 from trillion_infer.generation.outputs import CompletionText, Delta, PromptState, name_tokens
 from trillion_infer.generation.prompts import Prompt, PromptReader
 from trillion_infer.generation.sessions import Sessions

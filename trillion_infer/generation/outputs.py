@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from trillion_infer.core.outputs import CompletionOutput, Logprob, RequestOutput
 from trillion_infer.core.request import Request, Status
-from trillion_infer.engine.engine import TokenEvent
+from trillion_infer.engine.events import TokenEvent
 from trillion_infer.text.detokenizer import IncrementalDetokenizer
 from trillion_infer.text.stop import StopMatcher
 from trillion_infer.text.tokenizer import Tokenizer

@@ -9,7 +9,8 @@ from trillion_infer.cache.group import HeldPages
 from trillion_infer.core.errors import HandoffError, InvalidRequestError
 from trillion_infer.core.outputs import HandoffMarks
 from trillion_infer.core.request import Request, Status
-from trillion_infer.engine.engine import Engine, TokenEvent
+from trillion_infer.engine.engine import Engine
+from trillion_infer.engine.events import TokenEvent
 from trillion_infer.engine.handoff.prefill import without_last
 from trillion_infer.engine.handoff.staging import PageStager
 from trillion_infer.engine.timeline import Timeline

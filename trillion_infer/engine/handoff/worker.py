@@ -10,7 +10,8 @@ from jax.sharding import Mesh
 
 from trillion_infer.core.errors import ConfigError, QueueFullError
 from trillion_infer.core.request import Request, Status
-from trillion_infer.engine.engine import Engine, TokenEvent
+from trillion_infer.engine.engine import Engine
+from trillion_infer.engine.events import TokenEvent
 from trillion_infer.engine.handoff.decode import DecodeJobs
 from trillion_infer.engine.handoff.prefill import PrefillJobs
 from trillion_infer.engine.keeping import KeepsBlocksOf
