@@ -37,12 +37,12 @@ JSON = flags.DEFINE_bool("json", False, "Print JSON.")
 
 
 def main(_: list[str]) -> None:
-    if (CONFIG.value is None) == (TRACE.value is None):
-        raise ConfigError("give exactly one of --config and --trace.")
-    if CONFIG.value is not None:
+    if CONFIG.value is not None and TRACE.value is None:
         show_capacity(CONFIG.value)
-    else:
+    elif TRACE.value is not None and CONFIG.value is None:
         show_trace(TRACE.value)
+    else:
+        raise ConfigError("give exactly one of --config and --trace.")
 
 
 def show_capacity(config: str) -> None:
