@@ -158,6 +158,22 @@ def test_drafts_save_steps(make_llm, drafting):
     assert steps[llm][0] < steps[plain][0]
 
 
+def test_requests_that_wait_for_a_slot_do_not_stop_drafts(drafting):
+    """Two slots and eight requests: each gets the drafts that it gets alone."""
+    llm = drafting("smollm2", "ngram", max_running=2, prefill_chunk=64)
+    prompts = [[20 + i, 21, 22, 23] * 5 for i in range(8)]
+
+    def drafts(batches: list) -> float:
+        before = llm.stats().get("speculate.ngram.drafts", 0)
+        for batch in batches:
+            llm.generate(batch, greedy(40))
+        return llm.stats()["speculate.ngram.drafts"] - before
+
+    alone = drafts([[prompt] for prompt in prompts])
+    assert alone > 10
+    assert drafts([prompts]) == pytest.approx(alone, rel=0.2)
+
+
 def test_outputs_tell_what_drafts_gave(drafting):
     """Each output by drafter; together what stats() counts, with the lengths and rates that follow."""
     llm = drafting("smollm2", "ngram")

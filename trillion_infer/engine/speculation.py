@@ -192,7 +192,9 @@ class Speculation:
         config = schedulers[0].config
         sequences = max(scheduler.num_running for scheduler in schedulers)
         decodes = sum(scheduler.num_running for scheduler in schedulers) == ready
-        prefills = not decodes or any(scheduler.num_waiting for scheduler in schedulers)
+        # Who waits for a slot that nobody leaves does not prefill in the coming step.
+        admits = any(s.num_waiting and s.num_running < s.config.max_running for s in schedulers)
+        prefills = not decodes or admits
         prefill_tokens = config.prefill_chunk if prefills else 0
         self.cost.at(sequences, prefill_tokens)
         return sequences + prefill_tokens < config.max_batch_tokens
