@@ -178,13 +178,16 @@ class Engine(KeepsBlocks):
     def step(self, waits: bool = True) -> list[TokenEvent]:
         """Sends one step to the device, if there is one to plan, and returns what an earlier one brought.
 
-        waits: for an earlier one, where as many are in flight as may be; else nothing is sent then.
+        waits: for an earlier one, where as many are in flight as may be; else nothing is sent then, nor before the
+        caller has seen what that one brought: pages of requests that it ended are there to be read until then.
         """
         begun, events = time.monotonic(), []
         while not waits and len(self._pending) > self._depth:
             if not self._pending[0].is_ready:
                 return events
             events += self._receive(self._pending.popleft())
+        if events:
+            return events
         if self.speculation is not None:
             events += self._draft(self.speculation)
         if self.tiering is not None:
