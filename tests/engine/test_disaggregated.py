@@ -145,12 +145,16 @@ def test_kv_is_converted_on_its_way(make_llm, name, dtype):
     prompt, (prefill,), (decode,) = prompts_of(75, [50])[0], apart.engine.prefill, apart.engine.decode
     apart.generate([prompt], greedy(2))
     caches = [engine.schedulers[0].cache for engine in (prefill, decode)]
-    names, side = caches[0].names_of(prompt, ""), pool_side(apart.blueprint)
+    names, side = [cache.names_of(prompt, "") for cache in caches], pool_side(apart.blueprint)
+    count = len(names[0])
     for group, pool in enumerate(decode.pools):
-        source, target = ([cache.groups[group].index.find(name).page for name in names] for cache in caches)
+        source, target = (
+            [cache.groups[group].index.find(name).page for name in own]
+            for cache, own in zip(caches, names, strict=True)
+        )
         expected = apart.engine.movers[0][0].take(group, prefill.pools[group], source)
         found = PageMover(side, side).take(group, pool, target)
-        np.testing.assert_array_equal(np.asarray(found)[:, : len(names)], np.asarray(expected)[:, : len(names)])
+        np.testing.assert_array_equal(np.asarray(found)[:, :count], np.asarray(expected)[:, :count])
         assert float(np.abs(np.asarray(found).astype(np.float32)).max()) > 0
     page = sum(layout.page_bytes for layout in apart.blueprint.layouts)
     assert apart.stats()["kv_bytes_moved"] == 16 * page
