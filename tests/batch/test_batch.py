@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -153,3 +154,14 @@ def test_a_killed_run_goes_on_where_it_was(llm, tmp_path):
     assert [json.loads(line)["index"] for line in text.splitlines()] == list(range(len(rows)))
     expected = llm.generate(ROWS[0]["prompt_token_ids"], SamplingParams(temperature=0, max_tokens=40, ignore_eos=True))
     assert json.loads(text.splitlines()[190])["token_ids"] == expected[0].outputs[0].token_ids
+
+
+def test_without_grain_the_script_says_what_brings_it(tmp_path):
+    """As in an environment of the library alone: the name is there for no importer."""
+    source = write_jsonl(tmp_path / "in.jsonl", ROWS[:1])
+    code = "import runpy, sys; sys.modules['grain'] = None; runpy.run_path('scripts/batch.py', run_name='__main__')"
+    command = [sys.executable, "-c", code, f"--model={GOLDEN}", f"--input={source}", f"--output={tmp_path / 'out'}"]
+    ended = subprocess.run(command, env={**os.environ, "JAX_PLATFORMS": "cpu"}, capture_output=True, text=True)
+    assert ended.returncode == 2
+    told = r"error: grain is not installed; pip install 'trillion-infer\[(batch|train)\]'\.\n"  # both bring it
+    assert re.fullmatch(told, ended.stderr)

@@ -9,16 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-import grain
-
 from trillion_infer.cli.jsonl import output_row, parse_row
 from trillion_infer.core.errors import ConfigError, InvalidRequestError
 from trillion_infer.core.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from trillion_infer.llm import LLM
+    import grain
 
-_READ_AHEAD = grain.ReadOptions(num_threads=2, prefetch_buffer_size=64)
+    from trillion_infer.llm import LLM
 
 
 @dataclass(frozen=True)
@@ -28,7 +26,7 @@ class BatchJob:
     other facts does not go on in it.
     """
 
-    rows: grain.MapDataset
+    rows: "grain.MapDataset"
     output: Path
     facts: Mapping[str, Any]
 
@@ -44,9 +42,12 @@ class BatchJob:
         `progress("rows", done, total)` is called after each. Raises ConfigError where another job's lines are in the
         output or another process writes it.
         """
+        import grain
+
+        read_ahead = grain.ReadOptions(num_threads=2, prefetch_buffer_size=64)
         with self._opened() as file:
             done, refused = _whole_lines(file, self.output, self.rows)
-            rest = iter(self.rows[done:].to_iter_dataset(_READ_AHEAD))
+            rest = iter(self.rows[done:].to_iter_dataset(read_ahead))
             jobs = ((index, lambda row=row: parse_row(row, params, llm.render_chat)) for index, row in rest)
             for index, answer in llm.generate_each(jobs, in_flight):
                 bad = isinstance(answer, InvalidRequestError)
@@ -91,7 +92,7 @@ def _difference(found: str | None, facts: Mapping[str, Any]) -> str:
         return "with nothing that says of which"
 
 
-def _whole_lines(file: BinaryIO, path: Path, rows: grain.MapDataset) -> tuple[int, int]:
+def _whole_lines(file: BinaryIO, path: Path, rows: "grain.MapDataset") -> tuple[int, int]:
     """Lines written so far and how many of them are refusals. A line cut short is taken away.
 
     Raises ConfigError for lines that do not answer the rows from the first one on.
@@ -112,6 +113,6 @@ def _whole_lines(file: BinaryIO, path: Path, rows: grain.MapDataset) -> tuple[in
     return done, refused
 
 
-def _index(rows: grain.MapDataset, place: int) -> int:
+def _index(rows: "grain.MapDataset", place: int) -> int:
     row: Any = rows[place]
     return row[0]

@@ -1,16 +1,16 @@
 """Rows of JSONL and ArrayRecord files by number, for grain."""
 
 import glob
-import itertools
 import json
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-import grain
+from typing import TYPE_CHECKING, Any
 
 from trillion_infer.core.errors import ConfigError, InvalidRequestError
+
+if TYPE_CHECKING:
+    import grain
 
 ARRAY_RECORD = (".array_record", ".arrayrecord")
 
@@ -36,25 +36,6 @@ class JsonlRows:
             return file.readline()
 
 
-class Joined:
-    """Sources one after the other."""
-
-    def __init__(self, sources: Sequence[Any]):
-        self._sources = sources
-        self._ends = list(itertools.accumulate(len(source) for source in sources))
-
-    def __len__(self) -> int:
-        return self._ends[-1] if self._ends else 0
-
-    def __getitem__(self, index: int) -> bytes:
-        start = 0
-        for source, end in zip(self._sources, self._ends, strict=True):
-            if index < end:
-                return source[index - start]
-            start = end
-        raise IndexError(index)
-
-
 def find_files(patterns: str) -> list[str]:
     """Files named by paths and patterns with * and ?, joined by commas; those of a pattern by name.
 
@@ -69,17 +50,22 @@ def find_files(patterns: str) -> list[str]:
     return found
 
 
-def open_rows(files: Sequence[str]) -> grain.MapDataset:
+def open_rows(files: Sequence[str]) -> "grain.MapDataset":
     """(index, row or the InvalidRequestError that says what is wrong with it) of every row of the files, in order.
 
     Files that end in .array_record hold a JSON object a record, others one a line. Raises ConfigError for files that
     are not what their name says.
     """
+    import grain
+
     sources = [_array_records(path) if path.endswith(ARRAY_RECORD) else JsonlRows(path) for path in files]
-    return grain.MapDataset.source(Joined(sources)).map_with_index(_parsed)
+    rows = grain.MapDataset.concatenate([grain.MapDataset.source(source) for source in sources])
+    return rows.map_with_index(_parsed)
 
 
 def _array_records(path: str) -> Any:
+    import grain
+
     try:
         return grain.sources.ArrayRecordDataSource([path])
     except (RuntimeError, ValueError) as error:

@@ -9,6 +9,7 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Mapping
+from importlib import metadata
 from typing import Any
 
 from absl import app, flags
@@ -102,11 +103,23 @@ def run(main: Callable[[list[str]], int | None]) -> None:
         except (TrillionInferError, OSError) as error:
             print(f"error: {error}", file=sys.stderr)
             return 2
+        except ModuleNotFoundError as error:
+            print(f"error: {error.name} is not installed; {_installed_by(error)}", file=sys.stderr)
+            return 2
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr)
             return 130
 
     app.run(guarded, flags_parser=_parse)
+
+
+def _installed_by(error: ModuleNotFoundError) -> str:
+    """Which extra of ours brings a missing package. Raises the error again where none does: then it is no choice."""
+    for requirement in metadata.requires("trillion-infer") or ():
+        name, _, extra = requirement.partition("; extra == ")
+        if extra and error.name and re.split(r"[^\w-]", name)[0].replace("-", "_") == error.name.partition(".")[0]:
+            return f"pip install 'trillion-infer[{extra.strip(chr(34))}]'."
+    raise error
 
 
 def _parse(argv: list[str]) -> list[str]:
