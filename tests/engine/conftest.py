@@ -5,6 +5,8 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
 from tests.engine.helpers import check_idle
+from tests.engine.mixed_requests import MixedRequests, mixed_requests
+from tests.engine.test_equalities import SMALL
 
 
 @pytest.fixture(autouse=True)
@@ -22,3 +24,16 @@ def no_compile_cache():
     jax.config.update("jax_compilation_cache_dir", None)
     compilation_cache.reset_cache()
     jax.clear_caches()
+
+
+@pytest.fixture(scope="module")
+def mixed(make_llm):
+    """mixed(name): hundreds of requests, and the tokens of one engine; made once a model."""
+    kept = {}
+
+    def of(name: str) -> MixedRequests:
+        if name not in kept:
+            kept[name] = mixed_requests(make_llm(name, **SMALL))
+        return kept[name]
+
+    return of

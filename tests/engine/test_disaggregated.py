@@ -6,7 +6,6 @@ import pytest
 from sharding.heads import HeadPlan
 from tests.conftest import GOLDEN
 from tests.engine.helpers import check_idle, greedy, tokens_of
-from tests.engine.mixed_requests import MixedRequests, mixed_requests
 from tests.engine.test_equalities import MIXED, SMALL, prompts_of, tight_memory
 from trillion_infer import LLM, ConfigError, SamplingParams
 from trillion_infer.engine.build import pool_side
@@ -18,19 +17,6 @@ pytestmark = pytest.mark.matrix
 
 ONE_EACH = {**SMALL, "disaggregate": "prefill=1,decode=1"}
 SPLITS = ["prefill=2,decode=2", "prefill=1,decode=4", "prefill=2x1,decode=1", "prefill=1,decode=2x1"]
-
-
-@pytest.fixture(scope="module")
-def mixed(make_llm):
-    """mixed(name): hundreds of requests, and the tokens of one engine; made once a model."""
-    kept = {}
-
-    def of(name: str) -> MixedRequests:
-        if name not in kept:
-            kept[name] = mixed_requests(make_llm(name, **SMALL))
-        return kept[name]
-
-    return of
 
 
 @pytest.mark.parametrize(("name", "split"), [(name, split) for split in SPLITS for name in ("smollm2", "deepseek_v3")])

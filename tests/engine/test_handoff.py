@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from tests.engine.helpers import greedy, tokens_of
-from tests.engine.mixed_requests import MixedRequests, mixed_requests
 from tests.engine.test_equalities import MIXED, SMALL, prompts_of, tight_memory
 from trillion_infer.engine.handoff.build import HandoffOptions, make_worker
 from trillion_infer.engine.handoff.worker import HandoffEngine
@@ -158,19 +157,6 @@ def pair(make_llm, pools):
         return pools(name, prefill, decode, transport, decode_options=(("kv_memory", memory), ("max_model_len", 80)))
 
     return make
-
-
-@pytest.fixture(scope="module")
-def mixed(make_llm):
-    """mixed(name): hundreds of requests, and the tokens of one engine; made once a model."""
-    kept = {}
-
-    def of(name: str) -> MixedRequests:
-        if name not in kept:
-            kept[name] = mixed_requests(make_llm(name, **SMALL))
-        return kept[name]
-
-    return of
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import math
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import jax
 from jax.sharding import Mesh
@@ -40,6 +41,30 @@ def available(mesh: Mesh, kv_memory: float | None, temp_bytes: int) -> int:
     return int(free * (kv_memory or 1.0))
 
 
+def request_needs(
+    layouts: Sequence[PoolLayout],
+    mesh: Mesh,
+    length: int,
+    extend_len: int,
+    beside: Sequence[Sequence[PoolLayout]] = (),
+) -> tuple[list[int], int]:
+    """Pages of each group, and bytes a device, that a request of this length takes; `beside` as for `divide`."""
+    groups, sizes = _groups(layouts, mesh, beside)
+    pages = [group.pages_for(length, extend_len, layouts[0].page_size) for group in groups]
+    return pages, sum(n * size for n, size in zip(pages, sizes, strict=True))
+
+
+def _groups(
+    layouts: Sequence[PoolLayout], mesh: Mesh, beside: Sequence[Sequence[PoolLayout]]
+) -> tuple[list[CacheGroup], list[int]]:
+    """A group of one page for each layout, and the bytes that its page takes on a device."""
+    groups = [CacheGroup(lay.key.name, lay.key.window, 1, lay.key.chunk) for lay in layouts]
+    sizes = [local_page_bytes(layout, mesh) for layout in layouts]
+    for group, others in enumerate(beside):
+        sizes[group] += sum(local_page_bytes(layout, mesh) for layout in others)
+    return groups, sizes
+
+
 def divide(
     layouts: Sequence[PoolLayout],
     mesh: Mesh,
@@ -58,16 +83,8 @@ def divide(
     beside: for each group, the pools that have its pages too.
     """
     page_size = layouts[0].page_size
-    groups = [CacheGroup(lay.key.name, lay.key.window, 1, lay.key.chunk) for lay in layouts]
-    sizes = [local_page_bytes(layout, mesh) for layout in layouts]
-    for group, others in enumerate(beside):
-        sizes[group] += sum(local_page_bytes(layout, mesh) for layout in others)
-
-    def need(length: int) -> tuple[list[int], int]:
-        """Pages of each group, and bytes a device, that a request of this length takes."""
-        pages = [group.pages_for(length, extend_len, page_size) for group in groups]
-        return pages, sum(n * size for n, size in zip(pages, sizes, strict=True))
-
+    groups, sizes = _groups(layouts, mesh, beside)
+    need = partial(request_needs, layouts, mesh, extend_len=extend_len, beside=beside)
     per_request, request_bytes = need(max_model_len)
     requests = min(max_running, budget / request_bytes)
     pages = [math.floor(n * requests) for n in per_request]

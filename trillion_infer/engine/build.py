@@ -343,11 +343,12 @@ def build_engine(
 
 def _open_tiers(blueprint: Blueprint, fingerprint: bytes) -> Callable[[Engine], None]:
     """Opens the tiers that the options ask for; what it returns puts them behind an engine."""
+    from trillion_infer.cache.tiers.stack import TierStack
     from trillion_infer.engine.tiering import PageCopier, attach_tiers
 
     copier = PageCopier(pool_side(blueprint))
     tiers = copier.open_tiers(blueprint.config, fingerprint + blueprint.dtype.encode())
-    return partial(attach_tiers, tiers=tiers, copier=copier)
+    return lambda engine: attach_tiers(engine, TierStack(tiers), copier)
 
 
 def _agreement(group: Group) -> Callable[[int], int]:

@@ -80,10 +80,10 @@ class PageCopier:
         return tuple(self.write(pool, group, [], []) for group, pool in enumerate(pools))
 
 
-def attach_tiers(engine: "Engine", tiers: Sequence[Tier], copier: PageCopier) -> None:
+def attach_tiers(engine: "Engine", stack: TierStack, copier: PageCopier, owns_stack: bool = True) -> None:
     """Puts the tiers behind an engine's pools; every program they need is compiled."""
     engine.replace_pools(copier.warm_up(engine.pools))
-    engine.tiering = KVTiering(TierStack(tiers), engine.schedulers, copier)
+    engine.tiering = KVTiering(stack, engine.schedulers, copier, owns_stack)
 
 
 def _block_shape(layout: PoolLayout, plan: HeadPlan | None) -> tuple[int, ...]:
@@ -276,6 +276,4 @@ def _reader(copier: PageCopier, data: Array, count: int) -> Callable[[], list[by
 def share_tiers(stack: TierStack, engines: Sequence[tuple["Engine", PoolSide]]) -> None:
     """Gives engines whose blocks have the same bytes one stack; the last, which is closed last, closes it."""
     for place, (engine, side) in enumerate(engines, start=1):
-        copier = PageCopier(side)
-        engine.replace_pools(copier.warm_up(engine.pools))
-        engine.tiering = KVTiering(stack, engine.schedulers, copier, owns_stack=place == len(engines))
+        attach_tiers(engine, stack, PageCopier(side), owns_stack=place == len(engines))

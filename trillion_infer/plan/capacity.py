@@ -5,7 +5,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from sharding.topologies import DeviceKind
-from trillion_infer.config.cache import CacheGroup
 from trillion_infer.config.deployment import Deployment
 from trillion_infer.core.errors import ConfigError
 from trillion_infer.engine import budget
@@ -112,11 +111,8 @@ def _lengths(longest: int) -> list[int]:
 
 def _at(context: int, blueprint: Blueprint, kind: DeviceKind, free: int) -> ContextCapacity:
     """Requests of `context` tokens in `free` bytes a device, and the rate of a step that decodes them."""
-    page_size, shards = blueprint.layouts[0].page_size, blueprint.data
-    groups = [CacheGroup(lay.key.name, lay.key.window, 1, lay.key.chunk) for lay in blueprint.layouts]
-    sizes = [budget.local_page_bytes(layout, blueprint.mesh) for layout in blueprint.layouts]
-    pages = [group.pages_for(context, blueprint.max_batch_tokens, page_size) for group in groups]
-    own = sum(n * size for n, size in zip(pages, sizes, strict=True))
+    shards, extend = blueprint.data, blueprint.max_batch_tokens
+    _, own = budget.request_needs(blueprint.layouts, blueprint.mesh, context, extend, blueprint.beside())
     requests = max(0, free // own) * shards
     running = min(requests, blueprint.config.max_running * shards)
     if not running:

@@ -17,11 +17,11 @@ from trillion_infer.config.model import AttentionSpec, cache_key
 from trillion_infer.core.errors import OutOfMemoryError
 from trillion_infer.engine import budget
 from trillion_infer.engine.build import Blueprint
-from trillion_infer.engine.fits import total_weight_bytes, uneven_splits
+from trillion_infer.engine.fits import uneven_splits
 from trillion_infer.engine.programs import Program, Programs, ProgramSet, compile_program
 from trillion_infer.engine.sizing import open_source
 from trillion_infer.plan.cost import step_cost
-from trillion_infer.plan.placement import plan_deployment
+from trillion_infer.plan.placement import kv_limit, plan_deployment
 
 GIB = 2**30
 PROBE_SHARE = 0.85
@@ -156,7 +156,7 @@ def compile_deployment(
         temp=temp,
         reserved=reserved,
         kv_bytes=max(0, free) * copies(blueprint),
-        kv_limit=blueprint.mesh.devices.size * (kind.memory - reserved) - total_weight_bytes(blueprint),
+        kv_limit=kv_limit(blueprint, kind),
         kv_tokens=tokens_held(blueprint, free),
         pages=pages,
         programs=tuple(_with_cost(program, sized[0], blueprint) for program in compiled),

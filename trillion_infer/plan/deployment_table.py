@@ -4,9 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trillion_infer.config.deployment import find_deployment
-from trillion_infer.engine import budget
 from trillion_infer.engine.fits import total_weight_bytes
-from trillion_infer.plan.placement import plan_deployment
+from trillion_infer.plan.placement import kv_limit, plan_deployment
 
 GIB = 2**30
 
@@ -63,7 +62,6 @@ def row_of(report: Mapping[str, Any]) -> dict[str, Any]:
     """What the page keeps of an object that `compile.py --json` printed. Sizes in GiB."""
     blueprint, kind, _ = plan_deployment(find_deployment(report["config"]), report["topology"])
     once = total_weight_bytes(blueprint)
-    limit = report["devices"] * (kind.memory - budget.RESERVE[kind.platform]) - once
     hungriest = max(report["programs"], key=lambda program: program["temp_gib"])
     return {
         "config": report["config"],
@@ -74,7 +72,7 @@ def row_of(report: Mapping[str, Any]) -> dict[str, Any]:
         "hungriest": hungriest["name"],
         "kv_gib": report["kv_gib_total"],
         "kv_tokens": report["kv_tokens"],
-        "limit_gib": round(limit / GIB, 3),
+        "limit_gib": round(kv_limit(blueprint, kind) / GIB, 3),
         "programs": len(report["programs"]),
         "compile_s": round(sum(program["compile_s"] for program in report["programs"])),
     }

@@ -17,7 +17,7 @@ from trillion_infer.core.errors import ConfigError
 from trillion_infer.engine import budget
 from trillion_infer.engine.build import Blueprint, Packing, plan_engine
 from trillion_infer.engine.draft_plan import describe_drafters
-from trillion_infer.engine.fits import check_fits
+from trillion_infer.engine.fits import check_fits, total_weight_bytes
 from trillion_infer.models import read_family
 from trillion_infer.weights.quant_config import read_quantisation
 from trillion_infer.weights.quant_load import abstract_described, routed_experts
@@ -83,6 +83,11 @@ def _mesh_of_all(own: str | Mapping[str, int] | None, devices: list[jax.Device],
             f"give --mesh with sizes whose product is {len(devices)} or less."
         )
     return make_mesh({**sizes, widest: len(devices) // others}, devices)
+
+
+def kv_limit(blueprint: Blueprint, kind: DeviceKind) -> int:
+    """Bytes of all devices that weights held once, without temporaries, replicas or padding, would leave for KV."""
+    return blueprint.mesh.devices.size * (kind.memory - budget.RESERVE[kind.platform]) - total_weight_bytes(blueprint)
 
 
 def described_packing(hf_config: Mapping[str, Any]) -> Packing | None:
