@@ -60,14 +60,18 @@ class Served:
 
 
 @contextmanager
-def serving(script: Any, tokenizer: Any = PLAIN, options: dict | None = None, **engine: Any) -> Iterator[Served]:
-    """A running server whose model follows `script`; bytes or text end with EOS."""
+def serving(
+    script: Any, tokenizer: Any = PLAIN, options: dict | None = None, send_buffer: int | None = None, **engine: Any
+) -> Iterator[Served]:
+    """A running server whose model follows `script`; bytes or text end with EOS. send_buffer: of a connection."""
     if isinstance(script, str | bytes):
         script = [*(tokenizer.encode(script) if isinstance(script, str) else script), EOS]
     generator = scripted_generator(script, tokenizer, **engine)
     given = ServerOptions(**{"model_name": MODEL, **(options or {})})
     app = create_app(generator, given)
     listener = socket.socket()
+    if send_buffer is not None:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
     listener.bind(("127.0.0.1", 0))
     running = uvicorn.Server(uvicorn.Config(app, **uvicorn_settings(given, drain_s=5)))
     thread = threading.Thread(target=running.run, args=([listener],), daemon=True)

@@ -1,12 +1,13 @@
 """Requests whose client goes away, or who are aborted, are gone within two steps."""
 
+import json
 import socket
 import threading
 import time
 
 import pytest
 
-from tests.serve.serving import MODEL, serving
+from tests.serve.serving import MODEL, letters, serving
 
 SLOW_STEP = 0.03
 
@@ -110,3 +111,25 @@ def test_shutting_down_lets_requests_in_flight_finish():
         served.uvicorn.should_exit = True
         thread.join(20)
     assert answers[0].json()["usage"]["completion_tokens"] == 20
+
+
+def test_a_client_that_reads_late_gets_every_event_in_order():
+    with serving(letters, max_model_len=2048, send_buffer=4096) as served, socket.socket() as late:
+        body = {"model": MODEL, "prompt": "abc", "max_tokens": 2000, "ignore_eos": True}
+        whole = served.post("/v1/completions", body).json()["choices"][0]["text"]
+        content = json.dumps({**body, "stream": True}).encode()
+        late.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        late.connect(("127.0.0.1", int(served.url.rpartition(":")[2])))
+        head = (
+            f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(content)}\r\n\r\n"
+        )
+        late.sendall(head.encode() + content)
+        while not served.generator.has_work:
+            time.sleep(0.001)
+        while served.generator.has_work:  # far more than the connection holds while nobody reads it
+            time.sleep(0.01)
+        assert served.server.jobs
+        with late.makefile("rb") as answer:
+            lines = [line for line in answer.read().split(b"\n") if line.startswith(b"data: ")]
+        assert lines.pop().startswith(b"data: [DONE]")
+        assert "".join(json.loads(line[6:])["choices"][0]["text"] for line in lines) == whole

@@ -150,6 +150,10 @@ class Generator:
             self.sessions.end(request, state.prompt)
         return text.close(status, reason)
 
+    def finished(self, request_id: str) -> bool:
+        """Whether every completion of a prompt has ended."""
+        return self._prompts[request_id].live == 0
+
     def output(self, request_id: str) -> RequestOutput:
         """The output so far."""
         return self._prompts[request_id].output()

@@ -148,7 +148,7 @@ class EngineThread:
             loop, sink = self._sinks[delta.request_id]
             by_loop.setdefault(loop, []).append((sink, delta))
         for request_id in dict.fromkeys(delta.request_id for delta in deltas):
-            if self.generator.output(request_id).finished:
+            if self.generator.finished(request_id):
                 loop, sink = self._sinks.pop(request_id)
                 by_loop[loop].append((sink, self.generator.take(request_id)))
         for loop, items in by_loop.items():

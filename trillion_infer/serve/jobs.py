@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -32,7 +32,11 @@ class Caller:
 
 
 class Job:
-    """Prompts that one answer is made of. `states[i]` is prompt i; `outputs[i]` comes when it has finished."""
+    """Prompts that one answer is made of. `states[i]` is prompt i; `outputs[i]` comes when it has finished.
+
+    at_once: where there is but one completion, takes a delta that does not end it on the event loop as soon as it is
+    there, instead of `take`, if that waits; False leaves it to `take`, an error is raised by it.
+    """
 
     def __init__(self, job_id: str, caller: Caller, thread: EngineThread, prepared: Sequence[Prepared]):
         self.id, self.caller = job_id, caller
@@ -44,6 +48,7 @@ class Job:
         self._submitted = 0
         self.states = [state for state, _ in self._prepared]
         self.outputs: dict[int, RequestOutput] = {}
+        self.at_once: Callable[[int, Delta], bool] | None = None
 
     async def start(self) -> None:
         """Queues every prompt, or none if one is refused."""
@@ -56,11 +61,20 @@ class Job:
             raise
 
     def _receive(self, number: int, item: Item) -> None:
-        if self._only_outputs and isinstance(item, Delta) and item.finish_reason is None:
+        goes_on = isinstance(item, Delta) and item.finish_reason is None
+        if goes_on and self._only_outputs:
             return
+        arrived = None if self._arrived is None or self._arrived.done() else self._arrived
+        if goes_on and arrived and self.at_once is not None and self._alone:
+            try:
+                if self.at_once(number, item):
+                    return
+            except Exception as error:
+                arrived.set_exception(error)
+                return
         self._items.append((number, item))
-        if self._arrived is not None and not self._arrived.done():
-            self._arrived.set_result(None)
+        if arrived:
+            arrived.set_result(None)
 
     async def take(self) -> list[tuple[int, Delta]]:
         """(prompt number, delta) of all that came since the last call, at least one; none once every output is there.
@@ -109,6 +123,10 @@ class Job:
             "total_tokens": prompt + completion,
             "prompt_tokens_details": {"cached_tokens": sum(output.num_cached_tokens for output in outputs)},
         }
+
+    @property
+    def _alone(self) -> bool:
+        return len(self.states) == 1 and len(self.states[0].texts) == 1
 
     @property
     def prompt_tokens(self) -> int:

@@ -1,16 +1,20 @@
 """Connections whose request head must arrive soon and be small, whatever they send."""
 
 import asyncio
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from trillion_infer.serve.errors import ApiError
 from trillion_infer.serve.fields import dump_json
 
 MAX_HEAD_BYTES = 64 * 1024
 """Largest request line with its headers."""
+CHUNK_EXTENSION = "trillion_infer.chunk"
+"""Name in a scope's extensions of a function that writes a chunk of a streamed answer at once, or returns False where
+the connection takes none now; `send` does the same by way of every layer between."""
 
 
 class GuardedProtocol(HttpToolsProtocol):
@@ -45,6 +49,9 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._head_is_there()
         super().on_headers_complete()
+        if (cycle := self.cycle) is not None:  # none where another protocol takes the connection over
+            extensions = self.scope.setdefault("extensions", {})  # pyright: ignore[reportTypedDictNotRequiredAccess]
+            extensions[CHUNK_EXTENSION] = partial(_write_chunk, cycle)
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(400, "this is no HTTP request.")
@@ -66,3 +73,11 @@ class GuardedProtocol(HttpToolsProtocol):
         head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: application/json\r\n"
         self.transport.write(f"{head}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body)
         self.transport.close()
+
+
+def _write_chunk(cycle: RequestResponseCycle, body: bytes) -> bool:
+    if not (cycle.response_started and cycle.chunked_encoding) or cycle.response_complete or cycle.flow.write_paused:
+        return False
+    if body and not cycle.disconnected:  # an empty chunk would end the answer
+        cycle.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+    return True

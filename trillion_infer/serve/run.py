@@ -1,5 +1,6 @@
 """Runs the application on a socket."""
 
+import gc
 import logging
 from functools import partial
 from typing import Any
@@ -16,6 +17,7 @@ def serve(generator: Generator, options: ServerOptions, host: str, port: int, dr
     """Serves until SIGTERM or SIGINT: then no connection is taken any more, requests in flight have `drain_s`
     seconds to end, and what is left is aborted."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    gc.freeze()  # what is there now stays: going through it again and again would stall every stream
     uvicorn.run(create_app(generator, options), host=host, port=port, **uvicorn_settings(options, drain_s))
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from starlette.responses import Response
@@ -11,6 +12,7 @@ from trillion_infer.generation.outputs import Delta
 from trillion_infer.serve.errors import as_api_error
 from trillion_infer.serve.fields import dump_json
 from trillion_infer.serve.jobs import Job
+from trillion_infer.serve.protocol import CHUNK_EXTENSION
 
 T = TypeVar("T")
 
@@ -69,6 +71,8 @@ class EventStream(Response):
         self._job, self._writer, self._close, self._named = job, writer, close, named
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if (write := scope.get("extensions", {}).get(CHUNK_EXTENSION)) is not None:
+            self._job.at_once = partial(self._write_at_once, write)
         try:
             await until_disconnect(receive, self._pump(send))
         except (ClientGone, OSError):
@@ -78,20 +82,30 @@ class EventStream(Response):
 
     async def _pump(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        writer, encode = self._writer, _named_event if self._named else _event
         try:
-            if events := writer.begin():
-                await send(_part(b"".join(map(encode, events))))
+            if events := self._writer.begin():
+                await send(_part(self._encode(events)))
             while deltas := await self._job.take():
-                if body := b"".join([encode(event) for each in deltas for event in writer.add(*each)]):
+                if body := self._encode([event for each in deltas for event in self._writer.add(*each)]):
                     await send(_part(body))
-            tail = b"".join(map(encode, writer.end()))
+            tail = self._encode(self._writer.end())
         except OSError:
             raise
         except Exception as error:
             event = as_api_error(error).body()
-            tail = encode({"type": "error", **event} if self._named else event)
+            tail = self._encode([{"type": "error", **event} if self._named else event])
         await send({**_part(tail if self._named else tail + b"data: [DONE]\n\n"), "more_body": False})
+
+    def _write_at_once(self, write: Callable[[bytes], bool], number: int, delta: Delta) -> bool:
+        """Writes the events of a delta past the layers of ASGI; False, and nothing is done, where `send` must wait."""
+        if not write(b""):
+            return False
+        if body := self._encode(self._writer.add(number, delta)):
+            write(body)
+        return True
+
+    def _encode(self, events: list[Any]) -> bytes:
+        return b"".join(map(_named_event if self._named else _event, events))
 
 
 def _part(body: bytes) -> dict[str, Any]:

@@ -3,10 +3,11 @@
 python -m trillion_infer.testing.scripted_server '{"options": {"step_ms": 10, "max_running": 64}, "port": 8000}'
 
 options: step_ms, what a step takes at least; max_running; marks, a file of `make_marks` that gets the
-`time.monotonic()` at which the engine gave token i of a prompt of n tokens, at [n, i].
+`time.monotonic()` at which the engine gave token i of a prompt of n tokens, at [n, i]. "cores": those it may use.
 """
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -75,4 +76,6 @@ def serve_script(options: dict[str, Any], port: int) -> None:
 
 if __name__ == "__main__":
     request = json.loads(sys.argv[1])
+    if request.get("cores"):
+        os.sched_setaffinity(0, request["cores"])
     serve_script(request["options"], request["port"])
