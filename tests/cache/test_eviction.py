@@ -26,7 +26,7 @@ def order(policy):
 def test_every_evictable_block_is_given_up_exactly_once(name, data):
     policy, inside = make_policy(name), set()
     for number in range(data.draw(st.integers(1, 30))):
-        fields = {"hits": data.draw(st.integers(0, 2)), "superseded": data.draw(st.booleans())}
+        fields = {"growth": data.draw(st.integers(0, 9)), "superseded": data.draw(st.booleans())}
         fresh = block(number, **fields, pins=data.draw(st.integers(0, 1)))
         policy.insert(fresh)
         inside.add(fresh)
@@ -45,10 +45,36 @@ def test_without_history_the_value_order_is_that_of_release():
     assert order(policy) == [1, 2, 3]
 
 
-def test_hit_blocks_outlive_fresh_ones_by_half():
+def come_back(policy, after):
+    """A prompt ends, `after` blocks are given back by others, and its next turn ends."""
+    policy.growth([b"turn"], 1, 0)
+    others = [block(100 + n) for n in range(after)]
+    fill(policy, *others)
+    policy.growth([b"turn", b"next"], 2, 0)
+    for other in others:
+        policy.remove(other)
+
+
+def test_large_growth_counts_as_age_in_units_of_the_time_until_return():
     policy = LeastValuable()
-    fill(policy, block(0, hits=1), *(block(n) for n in range(1, 10)))
-    assert order(policy) == [1, 2, 3, 0, 4, 5, 6, 7, 8, 9]
+    come_back(policy, after=10)
+    fill(policy, block(0), *(block(n) for n in range(1, 10)), block(10, growth=3))  # ln(4) / 2 of 10 is 6.9
+    assert order(policy) == [0, 1, 2, 3, 10, 4, 5, 6, 7, 8, 9]
+
+
+def test_growth_counts_from_what_was_found_or_the_last_prompt_known():
+    policy, names = LeastValuable(), [bytes([n]) for n in range(9)]
+    assert policy.growth(names[:4], 3, 1) == 3
+    assert policy.growth(names[:8], 7, 0) == 5  # its blocks are gone, and it is known that the prompt had three
+    assert policy.growth(names, 8, 8) == 1
+
+
+def test_ends_of_prompts_are_remembered_up_to_a_limit(monkeypatch):
+    monkeypatch.setattr(LeastValuable, "MAX_ENDS", 2)
+    policy = LeastValuable()
+    for end in b"abc":
+        policy.growth([bytes([end])], 1, 0)
+    assert [policy.growth([bytes([end]), b"more"], 1, 0) for end in b"ac"] == [2, 1]
 
 
 def test_superseded_first_and_pinned_last():

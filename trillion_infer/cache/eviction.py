@@ -1,10 +1,11 @@
 """Which cached page to give up: a policy orders the named pages that nobody holds."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import merge
 from itertools import chain
+from math import log, log2
 
 from trillion_infer.core.errors import ConfigError
 
@@ -16,6 +17,7 @@ class Block:
     depth: block number in its sequence, 0 for the first.
     parent, children: neighbours in the same index, as long as they are cached.
     hits: times a request found it instead of computing it.
+    growth: blocks that the last request which held it added to its sequence.
     superseded: its sequence was continued by another branch, as when a chat goes on from an edited turn.
     pins: sessions that want it kept.
     """
@@ -26,12 +28,21 @@ class Block:
     parent: "Block | None" = None
     children: "set[Block]" = field(default_factory=set)
     hits: int = 0
+    growth: int = 0
     superseded: bool = False
     pins: int = 0
 
 
 class EvictionPolicy(ABC):
     """The evictable blocks of one pool, in the order in which they would be given up."""
+
+    def growth(self, names: Sequence[bytes], prompt: int, found: int) -> int:
+        """Blocks that a request added to a sequence, of which the policy may learn; called when it ends, once.
+
+        names: of its whole blocks, the first `prompt` of them of its prompt and the first `found` of them not computed
+        by it.
+        """
+        return len(names) - found
 
     @abstractmethod
     def insert(self, block: Block) -> None:
@@ -83,21 +94,42 @@ class LeastRecentlyUsed(EvictionPolicy):
 class LeastValuable(EvictionPolicy):
     """Gives up the block with the least expected use.
 
-    Blocks that were hit before live `HIT_LIFETIME` times as long without use as those that were not: what was used
-    again once is likelier to be used yet again. Superseded blocks go first, pinned blocks last. Within these classes
-    the order is that of release, where a request gives its deepest blocks first. Age counts blocks that became
-    evictable, so that an idle cache does not age. Every operation takes constant time.
+    The odds that a sequence comes back fall about with the square root of what its last request added to it (a long new
+    document is seldom asked about twice, a chat that grew by a line goes on), and by e in every mean time after which
+    sequences came back. So a block that was left by a growth of `g` counts as ln(1 + g) / 2 of these times older than
+    it is. Both are seen as requests come and go: where prompts ended is remembered longer than their blocks are kept.
+
+    Superseded blocks go first, pinned blocks last. Blocks left by one request go from the deepest on, so that what is
+    left is a prefix. Time counts blocks that became evictable, so that an idle cache does not age. Every operation
+    takes about constant time: there is a queue for each power of two of growth.
     """
 
-    HIT_LIFETIME = 1.5
+    MAX_ENDS = 1 << 14
+    """Ends of prompts that are remembered."""
+    MAX_RETURNS = 256
+    """Returns over which the time until a sequence comes back is averaged."""
 
     def __init__(self) -> None:
         self._clock = 0
         self._superseded: dict[Block, int] = {}
-        self._fresh: dict[Block, int] = {}
-        self._hit: dict[Block, int] = {}
         self._pinned: dict[Block, int] = {}
+        self._others: dict[int, dict[Block, int]] = {}
         self._queues: dict[Block, dict[Block, int]] = {}
+        self._ends: dict[bytes, int] = {}
+        self._num_returns = 0
+        self._return_time = 0.0
+
+    def growth(self, names: Sequence[bytes], prompt: int, found: int) -> int:
+        known = next((count for count in range(prompt, 0, -1) if names[count - 1] in self._ends), 0)
+        if known:
+            time = self._clock - self._ends.pop(names[known - 1])
+            self._num_returns = min(self._num_returns + 1, self.MAX_RETURNS)
+            self._return_time += (time - self._return_time) / self._num_returns
+        if prompt:
+            self._ends[names[prompt - 1]] = self._clock
+            if len(self._ends) > self.MAX_ENDS:
+                del self._ends[next(iter(self._ends))]
+        return len(names) - max(known, found)
 
     def insert(self, block: Block) -> None:
         self._clock += 1
@@ -114,7 +146,7 @@ class LeastValuable(EvictionPolicy):
             self.insert(block)
 
     def evict(self) -> Block:
-        block = next(iter(self._superseded or self._older_class() or self._pinned))
+        block = next(iter(self._superseded or self._least_valuable() or self._pinned))
         self.remove(block)
         return block
 
@@ -123,25 +155,26 @@ class LeastValuable(EvictionPolicy):
             return self._pinned
         if block.superseded:
             return self._superseded
-        return self._hit if block.hits else self._fresh
+        return self._others.setdefault(_doublings(block), {})
 
-    def _older_class(self) -> dict[Block, int]:
-        """Of the fresh and the hit blocks, the class whose oldest is further through its lifetime."""
-        if not self._fresh or not self._hit:
-            return self._fresh or self._hit
-        fresh = self._clock - next(iter(self._fresh.values()))
-        hit = self._clock - next(iter(self._hit.values()))
-        return self._hit if hit > fresh * self.HIT_LIFETIME else self._fresh
+    def _least_valuable(self) -> dict[Block, int]:
+        """The queue whose first block is to go, an empty one if there are no others than superseded and pinned."""
+        queues = [queue for queue in self._others.values() if queue]
+        return min(queues, key=lambda queue: self._since(next(iter(queue))), default={})
+
+    def _since(self, block: Block) -> float:
+        """When the block became evictable, or would have with a growth of 0 to be worth as much."""
+        return self._queues[block][block] - self._return_time * _doublings(block) * log(2) / 2
 
     def __len__(self) -> int:
         return len(self._queues)
 
     def __iter__(self) -> Iterator[Block]:
-        def age(block: Block) -> float:
-            queue = self._queues[block]
-            return (queue[block] - self._clock) / (self.HIT_LIFETIME if queue is self._hit else 1.0)
+        return chain(self._superseded, merge(*self._others.values(), key=self._since), self._pinned)
 
-        return chain(self._superseded, merge(self._fresh, self._hit, key=age), self._pinned)
+
+def _doublings(block: Block) -> int:
+    return round(log2(1 + block.growth))
 
 
 POLICIES: dict[str, Callable[[], EvictionPolicy]] = {"value": LeastValuable, "lru": LeastRecentlyUsed}

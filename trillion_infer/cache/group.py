@@ -15,10 +15,11 @@ POPULAR = 8
 
 @dataclass
 class HeldPages:
-    """Pages of consecutive blocks: pages[i] holds block first + i."""
+    """Pages of consecutive blocks: pages[i] holds block first + i. The first `found` blocks were there before."""
 
     first: int = 0
     pages: list[int] = field(default_factory=list)
+    found: int = 0
 
     @property
     def end(self) -> int:
@@ -89,7 +90,7 @@ class GroupPages:
             self.pool.share(block)
             block.hits += 1
             block.superseded = False
-        held = HeldPages(count - len(blocks), [block.page for block in blocks])
+        held = HeldPages(count - len(blocks), [block.page for block in blocks], count)
         self._held[request] = held
         return held
 
@@ -166,6 +167,16 @@ class GroupPages:
         if block is not None and not block.superseded:
             block.superseded = True
             self.pool.revalue(block)
+
+    def end(self, request: Request, count: int) -> None:
+        """The request leaves its `count` named blocks to others; `release` or `detach` follows."""
+        held, names = self._held[request], request.block_names[:count]
+        prompt = min(len(request.prompt_ids) // self.page_size, count)
+        growth = self.pool.policy.growth(names, prompt, held.found)
+        for page in held.pages:
+            block = self.index.block_at(page)
+            if block is not None:
+                block.growth = growth
 
     def release(self, request: Request) -> None:
         """Release every page, the deepest first: what is freed first is evicted first."""

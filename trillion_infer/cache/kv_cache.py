@@ -163,18 +163,21 @@ class KVCache:
 
     def release(self, request: Request) -> None:
         """Release all that `request` holds. Named pages stay cached. No effect if it holds nothing."""
-        if self._committed.pop(request, None) is None:
+        done = self._committed.pop(request, None)
+        if done is None:
             return
         for group in self.groups:
+            group.end(request, done)
             group.release(request)
         self._stop_computing(request)
 
     def detach(self, request: Request, key: str) -> None:
         """Keep the pages of a request that ends: held under `key`, whoever asks for them later, until given back."""
         self.commit(request)
-        del self._committed[request]
+        done = self._committed.pop(request)
         self._detached.add(key)
         for group in self.groups:
+            group.end(request, done)
             group.detach(request, key)
         self._stop_computing(request)
 

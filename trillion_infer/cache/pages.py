@@ -20,7 +20,7 @@ class PagePool:
     ):
         self.num_pages = num_pages
         self.evictions = 0
-        self._policy = LeastValuable() if policy is None else policy
+        self.policy = LeastValuable() if policy is None else policy
         self._on_evict = on_evict
         self._refs = [0] * num_pages
         self._free = list(reversed(range(num_pages)))
@@ -31,7 +31,7 @@ class PagePool:
 
     @property
     def num_cached(self) -> int:
-        return len(self._policy)
+        return len(self.policy)
 
     @property
     def num_leased(self) -> int:
@@ -40,7 +40,7 @@ class PagePool:
     @property
     def available(self) -> int:
         """Pages that `lease` can give: free ones, and cached ones by eviction."""
-        return len(self._free) + len(self._policy)
+        return len(self._free) + len(self.policy)
 
     def is_leased(self, page: int) -> bool:
         return self._refs[page] > 0
@@ -49,8 +49,8 @@ class PagePool:
         """A page for one holder; evicts the cached block worth least if none is free."""
         if self._free:
             page = self._free.pop()
-        elif len(self._policy):
-            block = self._policy.evict()
+        elif len(self.policy):
+            block = self.policy.evict()
             self.evictions += 1
             if self._on_evict is not None:
                 self._on_evict(block)
@@ -65,7 +65,7 @@ class PagePool:
     def share(self, block: Block) -> None:
         """One more holder of a named block, cached or leased."""
         if self._refs[block.page] == 0:
-            self._policy.remove(block)
+            self.policy.remove(block)
         self._refs[block.page] += 1
 
     def release(self, page: int, block: Block | None) -> None:
@@ -76,21 +76,21 @@ class PagePool:
             if block is None:
                 self._free.append(page)
             else:
-                self._policy.insert(block)
+                self.policy.insert(block)
 
     def revalue(self, block: Block) -> None:
         """What the policy knows of a block has changed."""
         if self._refs[block.page] == 0:
-            self._policy.revalue(block)
+            self.policy.revalue(block)
 
     def forget(self, block: Block) -> None:
         """Free the page of a cached block (its name goes too: the caller drops it from the index)."""
-        self._policy.remove(block)
+        self.policy.remove(block)
         self._free.append(block.page)
 
     def cached_blocks(self) -> Iterator[Block]:
         """Blocks nobody holds."""
-        return iter(self._policy)
+        return iter(self.policy)
 
     def check_references(self, holders: Mapping[int, int]) -> None:
         """Each page has as many references as `holders` says (0 where it is silent). Raises AssertionError."""
@@ -99,10 +99,10 @@ class PagePool:
 
     def check_integrity(self) -> None:
         """Every page is free, cached or leased, and only one of them. Raises AssertionError."""
-        free, cached = set(self._free), {block.page for block in self._policy}
+        free, cached = set(self._free), {block.page for block in self.policy}
         leased = {page for page, refs in enumerate(self._refs) if refs > 0}
         assert len(free) == len(self._free), "a page is twice in the free list"
-        assert len(cached) == len(self._policy), "two cached blocks share a page"
+        assert len(cached) == len(self.policy), "two cached blocks share a page"
         both = (free & cached) | (free & leased) | (cached & leased)
         assert not both, f"pages {sorted(both)} are in two states at once"
         counts = f"free {len(free)} + cached {len(cached)} + leased {len(leased)}"
