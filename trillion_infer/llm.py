@@ -28,6 +28,7 @@ from trillion_infer.engine.draft_plan import open_drafters
 from trillion_infer.engine.engine import Engine
 from trillion_infer.engine.memory import with_unaccounted
 from trillion_infer.engine.ops import multiplies_blocks, platform_of
+from trillion_infer.generation import batches
 from trillion_infer.generation.generator import Generator, TextStream
 from trillion_infer.generation.prompts import Prompt, PromptReader
 from trillion_infer.generation.session_files import SessionFolder
@@ -243,19 +244,23 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         session_id: str | Sequence[str] | None = None,
+        tenant: str | Sequence[str] = "",
     ) -> list[RequestOutput]:
         """Completes one prompt or many, batched; outputs come in the order of the prompts.
 
         A prompt is text, a list of token ids, or {"prompt": …} | {"prompt_token_ids": …}. `sampling_params` is one
         for all or one each. `session_id`: of one prompt, or one each: the sessions whose next turns they are; a text
-        that goes on from a session's turns extends their exact ids. Raises InvalidRequestError (a ValueError) before
-        anything runs if a prompt is refused.
+        that goes on from a session's turns extends their exact ids. `tenant`: of all prompts, or one each: no KV and
+        no session of one tenant is found by another; "NAME/PART" sets parts of a tenant apart, too.
+        `llm.sessions.delete_tenant` deletes what a tenant left in every tier. Raises InvalidRequestError (a ValueError)
+        before anything runs if a prompt is refused.
         """
-        batch = _as_batch(prompts)
-        params = _params_for(batch, sampling_params)
+        batch = batches.as_batch(prompts)
+        params, tenants = batches.params_for(batch, sampling_params), batches.tenants_for(batch, tenant)
+        sessions = batches.sessions_for(batch, session_id, tenants)
         prepared = [
-            self.generator.prepare(f"generate-{next(self._ids)}", prompt, each, session_id=session)
-            for prompt, each, session in zip(batch, params, _sessions_for(batch, session_id), strict=True)
+            self.generator.prepare(f"generate-{next(self._ids)}", prompt, each, session_id=session, cache_salt=salt)
+            for prompt, each, session, salt in zip(batch, params, sessions, tenants, strict=True)
         ]
         ids = [state.request_id for state, _ in prepared]
         try:
@@ -278,6 +283,7 @@ class LLM:
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         session_id: str | Sequence[str] | None = None,
+        tenant: str | Sequence[str] = "",
     ) -> list[RequestOutput]:
         """Answers one conversation, or a list of them, rendered by the model's own chat template."""
         if not messages:
@@ -289,7 +295,8 @@ class LLM:
             "continue_final_message": continue_final_message,
             **(chat_template_kwargs or {}),
         }
-        return self.generate([self.render_chat(each, **options) for each in conversations], sampling_params, session_id)
+        rendered = [self.render_chat(each, **options) for each in conversations]
+        return self.generate(rendered, sampling_params, session_id, tenant)
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
         """The prompt text of a conversation; `options` as ChatTemplate.render."""
@@ -340,7 +347,11 @@ class LLM:
         return request_id
 
     def stream(
-        self, prompt: Prompt, sampling_params: SamplingParams | None = None, session_id: str | None = None
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        session_id: str | None = None,
+        tenant: str = "",
     ) -> TextStream:
         """An iterator over the completion's text as it comes; together the pieces are the text `generate` gives.
 
@@ -350,7 +361,7 @@ class LLM:
         if params.n != 1:
             raise InvalidRequestError(f"stream gives one completion and n is {params.n}; use generate.", param="n")
         request_id = f"stream-{next(self._ids)}"
-        self.generator.add(request_id, prompt, params, session_id=session_id)
+        self.generator.add(request_id, prompt, params, session_id=session_id, cache_salt=tenant)
         return TextStream(self.generator, request_id)
 
     def stream_chat(
@@ -358,10 +369,11 @@ class LLM:
         messages: Sequence[Mapping[str, Any]],
         sampling_params: SamplingParams | None = None,
         session_id: str | None = None,
+        tenant: str = "",
         **options: Any,
     ) -> TextStream:
         """`stream` of a conversation; `options` as ChatTemplate.render."""
-        return self.stream(self.render_chat(messages, **options), sampling_params, session_id)
+        return self.stream(self.render_chat(messages, **options), sampling_params, session_id, tenant)
 
     def stats(self) -> dict[str, float]:
         """Counters: requests by state, steps, compilations, pages, prefix hits, drafts and what stood of them."""
@@ -419,36 +431,6 @@ def _join(mesh: Mesh, options: Mapping[str, Any]) -> Group | None:
 
     check_options(options)
     return form_group(mesh, options["group_key_file"])
-
-
-def _as_batch(prompts: Any) -> list[Any]:
-    if isinstance(prompts, str | Mapping):
-        return [prompts]
-    batch = list(prompts)
-    if not batch:
-        return []
-    return batch if isinstance(batch[0], str | Mapping | Sequence) or hasattr(batch[0], "__len__") else [batch]
-
-
-def _sessions_for(batch: list[Any], session_id: str | Sequence[str] | None) -> list[str | None]:
-    sessions: list[str | None] = [None] * len(batch)
-    if session_id is not None:
-        sessions = [session_id] if isinstance(session_id, str) else list(session_id)
-    if len(sessions) != len(batch):
-        raise InvalidRequestError(f"{len(sessions)} session_id for {len(batch)} prompts; give one each.")
-    if len({session for session in sessions if session is not None}) < len([s for s in sessions if s is not None]):
-        raise InvalidRequestError("One session_id is given for two prompts; turns come one after the other.")
-    return sessions
-
-
-def _params_for(batch: list[Any], params: Any) -> list[SamplingParams]:
-    if params is None:
-        params = SamplingParams()
-    if isinstance(params, SamplingParams):
-        return [params] * len(batch)
-    if len(params) != len(batch):
-        raise InvalidRequestError(f"{len(params)} sampling_params for {len(batch)} prompts; give one, or one a prompt.")
-    return list(params)
 
 
 __all__ = ["LLM", "ConfigError", "ModelLoadError"]

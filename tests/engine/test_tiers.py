@@ -8,7 +8,7 @@ import pytest
 
 from tests.engine.helpers import check_idle, greedy, tokens_of
 from tests.engine.test_equalities import SMALL, prompts_of, tight_memory
-from trillion_infer import LLM, ConfigError
+from trillion_infer import LLM, ConfigError, InvalidRequestError
 from trillion_infer.testing.mooncake import Master, master_program
 
 pytestmark = pytest.mark.matrix
@@ -208,6 +208,33 @@ def test_a_session_comes_back_after_a_restart_on_another_mesh(talk, tmp_path):
     assert gone.num_cached_tokens == 0, "deleted in every tier"
     check_idle(many)
     many.close()
+
+
+def test_tenants_share_nothing_and_leave_nothing_in_any_tier(dense, tmp_path):
+    llm = dense.llm(host_kv=2e4, disk_kv=f"{tmp_path}:1e9")
+    prompts = [dense.prompt(session) for session in range(6)]
+
+    def found(*tenants: str) -> list[int]:
+        outputs = llm.generate(
+            [prompt for prompt in prompts for _ in tenants], greedy(2), tenant=[*tenants] * len(prompts)
+        )
+        return [sum(each.num_cached_tokens for each in outputs[i :: len(tenants)]) for i in range(len(tenants))]
+
+    assert found("acme", "acme/lab", "rival") == [0, 0, 0]
+    assert min(found("acme", "acme/lab", "rival")) > 100
+    stats = llm.stats()
+    assert stats["kv_host.blocks"] > 0
+    assert stats["kv_disk.blocks"] > 0
+    llm.sessions.delete_tenant("acme")
+    acme, part, rival = found("acme", "acme/lab", "rival")
+    assert acme == part == 0
+    assert rival > 100
+    with pytest.raises(InvalidRequestError, match="part of a tenant"):
+        llm.sessions.delete_tenant("acme/lab")
+    with pytest.raises(InvalidRequestError, match="2 tenants for 6 prompts"):
+        llm.generate(prompts, greedy(2), tenant=["acme", "rival"])
+    check_idle(llm)
+    llm.close()
 
 
 def test_pinned_sessions_stay_and_idle_ones_are_demoted(dense):

@@ -230,8 +230,13 @@ class Sessions:
     def delete_tenant(self, tenant: str) -> None:
         """Deletes everything that a tenant left: sessions, their files, and blocks in every tier.
 
-        Raises InvalidRequestError while a session of it computes a turn.
+        Raises InvalidRequestError while a session of it computes a turn, and for a part of a tenant.
         """
+        if "/" in tenant:
+            raise InvalidRequestError(
+                f"{tenant!r} names a part of a tenant; what is before the slash can be deleted, as a whole.",
+                param="tenant",
+            )
         for salt, name in [key for key in self._live if key[0].partition("/")[0] == tenant]:
             session = self._idle(name, salt)
             self._unpin(session)
