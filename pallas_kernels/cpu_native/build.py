@@ -28,6 +28,8 @@ UNITS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "aarch64": {"neon": ()},
 }
+DOT_PRODUCTS = {"avx2": "-mavxvnni", "avx512": "-mavx512vnni", "neon": "-march=armv8.2-a+dotprod"}
+"""What the dot products of bytes beside an instruction set need."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,15 @@ def machine() -> str:
     return {"amd64": "x86_64", "arm64": "aarch64"}.get(name, name)
 
 
+def unit_parts(isa: str, flags: tuple[str, ...]) -> tuple[tuple[str, str, tuple[str, ...]], ...]:
+    """Sources of an instruction set's unit, each with its namespace and flags; the last may not compile everywhere."""
+    return (
+        ("isa_unit.cc", isa, flags),
+        ("dot_unit.cc", f"{isa}_int8", flags),
+        ("dot_unit.cc", f"{isa}_dot", (*flags, DOT_PRODUCTS[isa])),
+    )
+
+
 def _user_cache() -> Path:
     if sys.platform == "darwin":
         base = Path.home() / "Library" / "Caches"
@@ -88,7 +99,8 @@ def _digest(compiler: str) -> str:
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=60, check=False)
     if version.returncode != 0:
         raise _BuildError(version.stderr.strip() or "it does not run")
-    named = hashlib.sha256(repr((importlib.metadata.version("jaxlib"), version.stdout, _FLAGS, UNITS)).encode())
+    known = (importlib.metadata.version("jaxlib"), version.stdout, _FLAGS, UNITS, DOT_PRODUCTS)
+    named = hashlib.sha256(repr(known).encode())
     for source in sorted(SOURCES.iterdir()):
         named.update(source.name.encode() + b"\0" + source.read_bytes())
     return named.hexdigest()[:32]
@@ -120,20 +132,25 @@ def _build(compiler: str, units: dict[str, tuple[str, ...]], target: Path) -> No
             _run(compiler, *_FLAGS, *flags, "-c", str(SOURCES / source), "-o", str(made))
             return made
 
-        def compile_unit(name: str) -> Path | None:
-            try:
-                return compile_one("isa_unit.cc", name, f"-DTI_ISA={name}", *units[name])
-            except _BuildError:
-                if name == next(iter(units)):
-                    raise
-                return None  # a compiler too old for this instruction set
+        def compile_unit(isa: str) -> dict[str, Path]:
+            made = {}
+            for source, name, flags in unit_parts(isa, units[isa]):
+                try:
+                    made[name] = compile_one(source, name, f"-DTI_ISA={name}", *flags)
+                except _BuildError:  # a compiler too old for this instruction set, or for its dot products
+                    if name.endswith("_dot"):
+                        continue
+                    if isa == next(iter(units)):
+                        raise
+                    return {}
+            return made
 
         handlers = sorted(source.name for source in SOURCES.glob("*_ffi.cc"))
         include = ("-isystem", jax.ffi.include_dir())
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
             compiled_units = pool.map(compile_unit, units)
             compiled = list(pool.map(lambda name: compile_one(name, name, *include), handlers))
-            have = {name: made for name, made in zip(units, compiled_units, strict=True) if made is not None}
+            have = {name: made for unit in compiled_units for name, made in unit.items()}
         compiled.append(compile_one("select.cc", "select", *(f"-DTI_HAVE_{name}" for name in have)))
         linked = out / target.name
         objects = [str(made) for made in (*compiled, *have.values())]

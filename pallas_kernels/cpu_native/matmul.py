@@ -53,8 +53,9 @@ def quantised_matmul(
     *,
     out_dtype: jnp.dtype | type | None = None,
     isa: str = "auto",
+    int8_activations: bool = False,
 ) -> Float[Array, "T N"]:
-    """Returns x @ dequantised(packed, scale)[layer].T, with activations as they are and float32 sums.
+    """Returns x @ dequantised(packed, scale)[layer].T, summed in float32.
 
     Args:
       x: float32 or bfloat16.
@@ -63,6 +64,7 @@ def quantised_matmul(
         L may be left out.
       scale: float32 or bfloat16; int32 for an int4 weight with offsets, scale and offset as bfloat16 in one word.
       layer, out_dtype, isa: as in `matmul`, whose invariance also holds.
+      int8_activations: see `gguf_matmul`.
 
     Raises:
       ValueError: shapes or dtypes do not fit.
@@ -71,7 +73,7 @@ def quantised_matmul(
     if packed.ndim == 2:
         packed, scale = packed[None], scale[None]
     scale, format = _check_packed(x, packed, scale)
-    return _call(x, packed, scale, layer, format, out_dtype, isa)
+    return _call(x, packed, scale, layer, format, out_dtype, isa, int8_activations=int8_activations)
 
 
 def gguf_matmul(
@@ -82,6 +84,7 @@ def gguf_matmul(
     format: str,
     out_dtype: jnp.dtype | type | None = None,
     isa: str = "auto",
+    int8_activations: bool = False,
 ) -> Float[Array, "T N"]:
     """Returns x @ w[layer].T for a GGUF tensor kept as the bytes of the file.
 
@@ -90,6 +93,11 @@ def gguf_matmul(
       blocks: the rows of the tensor; L may be left out.
       format: Q8_0, Q4_0, Q4_1 or Q4_K.
       layer, out_dtype, isa: as in `matmul`, whose invariance also holds.
+      int8_activations: round x to int8, each 32 elements of a row with a float32 scale of their own (their greatest
+        magnitude / 127), and multiply bytes (W4A8, W8A8): faster where arithmetic is the limit. Products of a group are
+        summed exactly, groups in order, so that every instruction set gives the same bits. A group that holds a NaN or
+        an infinity makes its row NaN. Without effect where there is no such product: fp8_row, M not a multiple of 32,
+        N below 32.
 
     Raises:
       ValueError: shapes, dtypes or the format do not fit.
@@ -105,7 +113,7 @@ def gguf_matmul(
     if x.shape[1] % values or blocks.shape[2] != x.shape[1] // values * size:
         raise ValueError(f"{format} has {size} bytes for {values} elements: {blocks.shape} does not fit x {x.shape}")
     none = jnp.zeros((blocks.shape[0], 0, 0), jnp.float32)
-    return _call(x, blocks, none, layer, format, out_dtype, isa)
+    return _call(x, blocks, none, layer, format, out_dtype, isa, int8_activations=int8_activations)
 
 
 def grouped_matmul(
@@ -151,6 +159,7 @@ def quantised_grouped_matmul(
     *,
     out_dtype: jnp.dtype | type | None = None,
     isa: str = "auto",
+    int8_activations: bool = False,
 ) -> Float[Array, "T N"]:
     """`grouped_matmul` with weights stored as for `quantised_matmul`, an axis of experts after the layers."""
     if packed.ndim == 3:
@@ -162,7 +171,7 @@ def quantised_grouped_matmul(
         )
     packed, scale = packed.reshape(-1, *packed.shape[2:]), scale.reshape(-1, *scale.shape[2:])
     scale, format = _check_packed(x, packed, scale)
-    return _call(x, packed, scale, layer, format, out_dtype, isa, group_sizes)
+    return _call(x, packed, scale, layer, format, out_dtype, isa, group_sizes, int8_activations)
 
 
 def _check_packed(x, packed, scale) -> tuple[Array, str]:
@@ -186,7 +195,7 @@ def _check_packed(x, packed, scale) -> tuple[Array, str]:
     return scale, "int4_affine" if scale.dtype == jnp.int32 else "int4"
 
 
-def _call(x, w, scale, layer, format, out_dtype, isa, group_sizes=None) -> Array:
+def _call(x, w, scale, layer, format, out_dtype, isa, group_sizes=None, int8_activations=False) -> Array:
     out = jnp.dtype(out_dtype or x.dtype)
     for name, dtype in (("x", x.dtype), ("scale", scale.dtype), ("out_dtype", out)):
         if dtype.name not in _TYPES and (name, format) != ("scale", "int4_affine"):
@@ -194,4 +203,5 @@ def _call(x, w, scale, layer, format, out_dtype, isa, group_sizes=None) -> Array
     require(isa)
     call = jax.ffi.ffi_call("ti_matmul", jax.ShapeDtypeStruct((x.shape[0], w.shape[1]), out))
     group_sizes = jnp.zeros((0,), jnp.int32) if group_sizes is None else group_sizes.astype(jnp.int32)
-    return call(x, w, scale, jnp.asarray(layer, jnp.int32), group_sizes, format=format, isa=isa)
+    attributes = {"format": format, "isa": isa, "int8_activations": int8_activations}
+    return call(x, w, scale, jnp.asarray(layer, jnp.int32), group_sizes, **attributes)

@@ -1,5 +1,6 @@
 """Matmuls of a mixture of experts."""
 
+import functools
 from collections.abc import Callable
 
 from jaxtyping import Array, Float, Int
@@ -23,6 +24,7 @@ def grouped_matmul(
     bias: Float[Array, "*L E F"] | None = None,
     backend: str = "auto",
     interpret: bool = False,
+    int8_activations: bool = False,
 ) -> Float[Array, "N F"]:
     """Row r of group e is x[r] @ weight[e].T + bias[e]; groups stand one after another from row 0.
 
@@ -33,6 +35,7 @@ def grouped_matmul(
       layer: which layer of stacked weights and biases. The stack is read in place; a slice would be copied first.
       backend: `auto`, `reference`, `tpu`, `gpu` or `cpu` (native kernels).
       interpret: run a Pallas kernel on CPU, for tests.
+      int8_activations: as in `quantised_matmul`.
 
     Returns:
       `[N, F]` in the dtype of x, summed in float32.
@@ -43,7 +46,7 @@ def grouped_matmul(
     """
     check_grouped_matmul(x, weight, group_sizes, layer, bias)
     backend = choose_backend("grouped_matmul", backend, _refusals(x, weight))
-    run, _ = _implementation(backend, interpret)
+    run, _ = _implementation(backend, interpret, int8_activations)
     return run(x, weight, group_sizes, layer=as_index(layer), bias=bias)
 
 
@@ -62,6 +65,7 @@ def grouped_ffn(
     expert_offset: Int[Array, ""] | int = 0,
     backend: str = "auto",
     interpret: bool = False,
+    int8_activations: bool = False,
 ) -> Float[Array, "T M"]:
     """Sum over each token's experts of weight * down(activation(gate(x), up(x))).
 
@@ -82,6 +86,7 @@ def grouped_ffn(
       expert_offset: number of the first expert held here.
       backend: `auto`, `reference`, `tpu`, `gpu` or `cpu` (native kernels).
       interpret: run a Pallas kernel on CPU, for tests.
+      int8_activations: as in `quantised_matmul`.
 
     Returns:
       `[T, M]` in the dtype of x; hidden activations are rounded to that dtype, sums are float32.
@@ -92,7 +97,7 @@ def grouped_ffn(
     """
     check_ffn(x, gate_up, down, expert_ids, expert_weights, activation, gate_up_bias, down_bias, layer)
     backend = choose_backend("grouped_ffn", backend, _refusals(x, gate_up, down))
-    _, run = _implementation(backend, interpret)
+    _, run = _implementation(backend, interpret, int8_activations)
     return run(
         x,
         gate_up,
@@ -117,9 +122,12 @@ def _refusals(x: Array, *weights: Array | QuantisedTensor) -> dict[str, Callable
     }
 
 
-def _implementation(backend: str, interpret) -> tuple[Callable, Callable]:
+def _implementation(backend: str, interpret, int8_activations: bool) -> tuple[Callable, Callable]:
     """`grouped_matmul` and `grouped_ffn` of a backend."""
     if backend == "reference":
         return reference.grouped_matmul, reference.grouped_ffn
-    platform = {"tpu": tpu, "gpu": gpu, "cpu": cpu}[backend]
-    return experts.with_kernel(platform.project, platform.MOST_TILE, interpret, split=backend != "cpu")
+    if backend == "cpu":
+        project = functools.partial(cpu.project, int8_activations=int8_activations)
+        return experts.with_kernel(project, cpu.MOST_TILE, interpret, split=False)
+    platform = {"tpu": tpu, "gpu": gpu}[backend]
+    return experts.with_kernel(platform.project, platform.MOST_TILE, interpret, split=True)

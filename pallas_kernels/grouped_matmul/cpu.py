@@ -34,6 +34,7 @@ def project(
     columns: None = None,
     *,
     interpret: bool,
+    int8_activations: bool = False,
 ) -> Float[Array, "N F"]:
     """Rows times the weight of their group; with an activation, gate and up halves `[L, E, 2, F, M]` combined."""
     from pallas_kernels import cpu_native
@@ -46,7 +47,9 @@ def project(
         weight, bias = jax.tree.map(_merge_halves, (weight, bias))
     args, wide = (group_sizes, layer), jnp.dtype(jnp.float32)
     if isinstance(weight, QuantisedTensor):
-        y = cpu_native.quantised_grouped_matmul(x[0], weight.packed, weight.scale, *args, out_dtype=wide)
+        y = cpu_native.quantised_grouped_matmul(
+            x[0], weight.packed, weight.scale, *args, out_dtype=wide, int8_activations=int8_activations
+        )
     else:
         y = cpu_native.grouped_matmul(x[0], weight, *args, out_dtype=wide)
     if bias is not None:

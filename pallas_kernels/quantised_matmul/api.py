@@ -22,16 +22,19 @@ def quantised_matmul(
     layer: Int[Array, ""] | None = None,
     backend: str = "auto",
     interpret: bool = False,
+    int8_activations: bool = False,
 ) -> Float[Array, "T out"]:
     """x @ weight.T: weight-only quantisation, products of the dtype of x summed in float32.
 
     Args:
-      x: activations, float32 or a 16-bit float; they are never quantised.
+      x: activations, float32 or a 16-bit float.
       weight: `[out, in]`, or a stack `[L, out, in]` with `layer`. Pass the whole stack from inside a loop over
         layers: the op reads one layer of it in place, where a slice would first be copied.
       layer: which layer of a stack.
       backend: `auto`, `reference`, `tpu`, `gpu` or `cpu` (native kernels).
       interpret: run a Pallas kernel on CPU, for tests.
+      int8_activations: the native CPU kernels may round x to int8, each 32 elements of a row with a scale of their own;
+        the other backends never do.
 
     Returns:
       `[T, out]` in the dtype of x.
@@ -54,7 +57,7 @@ def quantised_matmul(
         "reference": reference.quantised_matmul,
         "tpu": functools.partial(tpu.quantised_matmul, interpret=interpret),
         "gpu": functools.partial(gpu.quantised_matmul, interpret=interpret),
-        "cpu": cpu.quantised_matmul,
+        "cpu": functools.partial(cpu.quantised_matmul, int8_activations=int8_activations),
     }[choose_backend("quantised_matmul", backend, refusals)]
     return run(x, weight, layer=as_index(layer))
 

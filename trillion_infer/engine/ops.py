@@ -14,17 +14,20 @@ def choose_ops(mesh: Mesh, dtype: str, attention: str = "auto", interpret: bool 
 
     On CPU activations are float32 whatever the weights: XLA's bfloat16 arithmetic there is slower (except large
     products on cores with AMX) and less exact. The native kernels read weights and pages in place, if they can be
-    built; XLA serves otherwise.
+    built; XLA serves otherwise. With bfloat16 they round activations to int8 where weights are packed, 32 at a
+    time (W4A8, W8A8: docs/quantisation.md says what it costs); with float32 nothing is rounded.
     """
     platform = platform_of(mesh)
     backend = attention_backend(platform, attention, interpret)
     if platform != "cpu":
         return Ops(activation=dtype, attention=backend, interpret=interpret)
+    natively = multiplies_blocks(mesh, attention)
     return Ops(
         activation="float32",
         attention=backend,
-        matmul="cpu" if multiplies_blocks(mesh, attention) else "xla",
+        matmul="cpu" if natively else "xla",
         interpret=interpret,
+        int8_activations=natively and dtype == "bfloat16",
     )
 
 

@@ -16,13 +16,15 @@ class Ops:
     """Which implementations a step uses.
 
     activation: dtype of activations and of the residual stream. attention, matmul: backend names of the ops.
-    interpret: run Pallas kernels in interpret mode (tests).
+    interpret: run Pallas kernels in interpret mode (tests). int8_activations: round activations to int8, each 32 of a
+    row with a scale of their own, where native CPU kernels multiply them with packed weights.
     """
 
     activation: str = "float32"
     attention: str = "reference"
     matmul: str = "xla"
     interpret: bool = False
+    int8_activations: bool = False
 
     @property
     def dtype(self) -> jnp.dtype:

@@ -50,7 +50,14 @@ def _quantised(x: Array, stack: QuantisedTensor, index: Array | None, ctx: Conte
         lambda leaf: leaf.reshape(*leaf.shape[:lead], math.prod(out), *leaf.shape[lead + len(out) :]), stack
     )
     rows = x.reshape(x.shape[0], -1).astype(jnp.promote_types(x.dtype, dtype))
-    y = quantised_matmul(rows, flat, layer=index, backend=ctx.ops.attention, interpret=ctx.ops.interpret)
+    y = quantised_matmul(
+        rows,
+        flat,
+        layer=index,
+        backend=ctx.ops.attention,
+        interpret=ctx.ops.interpret,
+        int8_activations=ctx.ops.int8_activations,
+    )
     return y.reshape(x.shape[0], *out).astype(dtype)
 
 

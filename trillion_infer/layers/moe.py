@@ -123,6 +123,7 @@ class MoE(nnx.Module):
             scores_on_input=self.spec.router.on_input,
             backend=ctx.ops.attention,
             interpret=ctx.ops.interpret,
+            int8_activations=ctx.ops.int8_activations,
         )
         axes = ctx.axes("experts") + ctx.axes("expert_ffn")
         routed = lax.psum(routed, axes) if axes else routed
@@ -179,6 +180,7 @@ class MoE(nnx.Module):
             expert_offset=ctx.shard_index("experts") * local,
             backend=ctx.ops.attention,
             interpret=ctx.ops.interpret,
+            int8_activations=ctx.ops.int8_activations,
         )
 
 

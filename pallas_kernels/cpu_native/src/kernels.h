@@ -60,7 +60,18 @@ struct Matmul {
   int64_t rows, columns, depth;
   float* packed_x;  // [rows, packed_depth], in the order in which the format is decoded
   int64_t packed_depth;  // depth rounded up to 32; the padding is zero
+  bool int8_x;            // x is rounded to int8, in groups of 32, and these two take the place of packed_x:
+  int8_t* rounded_x;      // [depth / 32, rows, 32]
+  float* rounded_scales;  // [depth / 32, rows, 2]: the scale of a group and the sum of its int8
 };
+
+// Columns that every instruction set can take at once where x is rounded.
+constexpr int64_t kMostColumns = 32;
+
+// Whether there are products of this weight with x in int8.
+inline bool multiplies_int8(const Matmul& m) {
+  return m.format >= Format::kInt8 && m.format != Format::kFloat8 && m.depth % 32 == 0 && m.columns >= kMostColumns;
+}
 
 // How keys and values are stored in pages.
 enum class PoolType : int32_t { kFloat32, kBFloat16, kFloat16, kInt8, kFloat8E4M3, kFloat8E5M2 };
@@ -124,7 +135,16 @@ struct Kernels {
   void (*attention_finish)(const Attention&, const Queries&, float* total);
 };
 
+// As matmul_pack and matmul_tile, where int8_x.
+struct Int8Kernels {
+  void (*pack)(const Matmul&, int64_t row0, int64_t row1);
+  void (*tile)(const Matmul&, int64_t row0, int64_t row1, int64_t column0, int64_t column1);
+};
+
 // The named unit, or the best for "auto"; null when this processor or build has none.
 const Kernels* select_kernels(std::string_view isa);
+
+// Those that go with a unit, with dot products of bytes where this processor has them; all give the same bits.
+const Int8Kernels& int8_kernels(const Kernels& unit);
 
 }  // namespace ti

@@ -37,7 +37,7 @@ std::string group_rows(const ti::Matmul& m, int64_t layer, int64_t matrices, con
 
 ffi::Error matmul(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer w, ffi::AnyBuffer scale,
                   ffi::Buffer<ffi::S32> layer, ffi::Buffer<ffi::S32> group_sizes, ffi::Result<ffi::AnyBuffer> y,
-                  std::string_view format, std::string_view isa) {
+                  std::string_view format, bool int8_activations, std::string_view isa) {
   const ti::Kernels* kernels = ti::select_kernels(isa);
   if (kernels == nullptr) return ti::no_kernels(isa);
   ti::Matmul m = {};
@@ -68,6 +68,7 @@ ffi::Error matmul(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer w, ffi:
                  layer_bytes(w), layer_bytes(scale), {}};
   std::string wrong = group_rows(m, *layer.typed_data(), ws[0], group_sizes, &stack);
   if (!wrong.empty()) return ffi::Error::InvalidArgument("matmul: " + wrong);
+  m.int8_x = int8_activations && ti::multiplies_int8(m);
   m.x = x.untyped_data();
   m.y = y->untyped_data();
   if (m.rows == 0 || m.columns == 0) return ffi::Error::Success();
@@ -92,4 +93,5 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(ti_matmul, matmul,
                                   .Arg<ffi::Buffer<ffi::S32>>()
                                   .Ret<ffi::AnyBuffer>()
                                   .Attr<std::string_view>("format")
+                                  .Attr<bool>("int8_activations")
                                   .Attr<std::string_view>("isa"));

@@ -30,12 +30,12 @@ struct Tile {
   int64_t row0, row1, column0, column1;
 };
 
-// Tiles are about 64 KiB of weights (few rows) or 128 rows by 96 columns (many).
+// Tiles are about 32 KiB of weights (few rows) or 128 rows by 96 columns (many).
 inline std::vector<Tile> tiles_of(const Matmul& m, const Stack& stack) {
   std::vector<Tile> tiles;
   for (const Group& group : stack.groups) {
     bool few = group.rows <= 16;
-    int64_t columns = few ? round_up(std::max<int64_t>(1, 65536 / m.row_bytes), 24) : 96;
+    int64_t columns = few ? round_up(std::max<int64_t>(1, 32768 / m.row_bytes), 48) : 96;
     int64_t rows = few ? 16 : 128, end = group.row + group.rows;
     for (int64_t c = 0; c < m.columns; c += columns)
       for (int64_t r = group.row; r < end; r += rows)
@@ -46,11 +46,19 @@ inline std::vector<Tile> tiles_of(const Matmul& m, const Stack& stack) {
 
 template <class Pool>
 void run_matmul(Pool& pool, const Kernels& kernels, Matmul& m, const Stack& stack) {
-  m.packed_depth = round_up(m.depth, 32);
-  m.packed_x = scratch<float, 0>(m.rows * m.packed_depth);
+  auto* pack = m.int8_x ? int8_kernels(kernels).pack : kernels.matmul_pack;
+  auto* compute = m.int8_x ? int8_kernels(kernels).tile : kernels.matmul_tile;
+  if (m.int8_x) {
+    int64_t groups = m.rows * (m.depth / 32);
+    m.rounded_scales = scratch<float, 0>(groups * 10);  // two floats and 32 bytes a group
+    m.rounded_x = reinterpret_cast<int8_t*>(m.rounded_scales + groups * 2);
+  } else {
+    m.packed_depth = round_up(m.depth, 32);
+    m.packed_x = scratch<float, 0>(m.rows * m.packed_depth);
+  }
   constexpr int64_t together = 32;
   parallel_for(pool, (m.rows + together - 1) / together, [&](int64_t i) {
-    kernels.matmul_pack(m, i * together, std::min(m.rows, (i + 1) * together));
+    pack(m, i * together, std::min(m.rows, (i + 1) * together));
   });
   std::vector<Tile> tiles = tiles_of(m, stack);
   parallel_for(pool, static_cast<int64_t>(tiles.size()), [&](int64_t i) {
@@ -58,7 +66,7 @@ void run_matmul(Pool& pool, const Kernels& kernels, Matmul& m, const Stack& stac
     Matmul one = m;
     one.w = stack.w + tile.group->index * stack.w_stride;
     one.scale = stack.scale + tile.group->index * stack.scale_stride;
-    kernels.matmul_tile(one, tile.row0, tile.row1, tile.column0, tile.column1);
+    compute(one, tile.row0, tile.row1, tile.column0, tile.column1);
   });
 }
 

@@ -1,10 +1,13 @@
-// Random products and attentions over threads of its own, for builds with sanitizers: `driver ISA SEED ROUNDS`.
+// Random products and attentions over threads of its own, for builds with sanitizers: `driver ISA SEED ROUNDS`. Prints
+// a checksum of the products with x in int8, which is the same for every instruction set, and `clean`.
 // Every array is its own heap block of the exact size, and every page that is not in use is absent from the table.
 // Weights, keys and values are all one number, so that plain products and every attention have a known answer.
+#include <algorithm>
 #include <cmath>
 #include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <deque>
 #include <functional>
 #include <mutex>
@@ -102,6 +105,7 @@ void product(Random& random, Pool& pool, const ti::Kernels& kernels) {
   m.depth = plain ? pick(random, 1, 900) : std::lcm(block.values, m.group) * pick(random, 1, 5);
   m.row_bytes = m.depth / block.values * block.bytes;
   std::vector<float> x = floats(random, m.rows * m.depth), scale = floats(random, m.columns * (m.depth / 32 + 1));
+  if (m.format == ti::Format::kInt4Affine) std::fill(scale.begin(), scale.end(), kFloatValue);  // two halves
   std::vector<uint8_t> w(m.columns * m.row_bytes, 0x3c);
   std::vector<float> y(m.rows * m.columns, NAN);
   m.x = x.data(), m.y = y.data(), m.scale = scale.data();
@@ -117,6 +121,47 @@ void product(Random& random, Pool& pool, const ti::Kernels& kernels) {
   m.w = w.data(), m.y = values.data();
   kernels.decode_rows(m, 0, m.columns);
   for (float value : values) expect("decoded", value, value, 0);  // which no NaN is
+}
+
+uint64_t checksum = 0;
+
+// A product of random bytes with x in int8, beside the one with x as it is. Some rows hold what is not finite.
+void int8_product(Random& random, Pool& pool, const ti::Kernels& kernels) {
+  const ti::Format formats[] = {ti::Format::kInt8, ti::Format::kInt4, ti::Format::kInt4Affine, ti::Format::kQ8_0,
+                                ti::Format::kQ4_0, ti::Format::kQ4_1, ti::Format::kQ4_K};
+  ti::Matmul m = {};
+  m.format = formats[pick(random, 0, 6)], m.group = 32 << pick(random, 0, 2);
+  ti::BlockSize block = ti::block_size(m.format);
+  m.rows = pick(random, 1, 40), m.columns = pick(random, ti::kMostColumns, 90);
+  m.depth = std::lcm(block.values, m.group) * pick(random, 1, 5), m.row_bytes = m.depth / block.values * block.bytes;
+  auto draw = [&random] { return static_cast<float>(pick(random, -4096, 4096)) / 1024; };
+  std::vector<float> x(m.rows * m.depth), scale(m.columns * (m.depth / 32)), y(m.rows * m.columns, NAN), exact = y;
+  std::generate(x.begin(), x.end(), draw), std::generate(scale.begin(), scale.end(), draw);
+  if (m.format == ti::Format::kInt4Affine) std::fill(scale.begin(), scale.end(), kFloatValue);
+  std::vector<bool> finite(m.rows, true);
+  if (int64_t row = pick(random, 0, 3 * m.rows); row < m.rows)
+    x[row * m.depth + pick(random, 0, m.depth - 1)] = pick(random, 0, 1) != 0 ? NAN : INFINITY, finite[row] = false;
+  std::vector<uint8_t> w(m.columns * m.row_bytes);
+  for (uint8_t& byte : w) byte = static_cast<uint8_t>(random());
+  if (m.format >= ti::Format::kQ8_0)  // the 16-bit floats of a block are to be finite
+    for (size_t i = 0; i < w.size(); i += block.bytes) w[i + 1] &= 0x3f, w[i + 3] &= 0x3f;
+  m.x = x.data(), m.y = exact.data(), m.scale = scale.data();
+  ti::Stack stack = {w.data(), reinterpret_cast<const char*>(scale.data()), 0, 0, {{0, 0, m.rows}}};
+  ti::run_matmul(pool, kernels, m, stack);
+  m.y = y.data(), m.int8_x = true;
+  ti::run_matmul(pool, kernels, m, stack);
+  double off = 0, all = 0;
+  for (int64_t i = 0; i < m.rows * m.columns; ++i) {
+    if (!finite[i / m.columns]) {
+      if (!std::isnan(y[i])) std::printf("%g where x is not finite\n", y[i]), std::exit(1);
+      continue;
+    }
+    off += (y[i] - exact[i]) * (y[i] - exact[i]), all += exact[i] * exact[i];
+    uint32_t bits;
+    std::memcpy(&bits, &y[i], sizeof bits);
+    checksum = checksum * 1000003 + bits;
+  }
+  if (!(off <= 1e-3 * all)) std::printf("rounded x: %g off of %g\n", off, all), std::exit(1);
 }
 
 void attention(Random& random, Pool& pool, const ti::Kernels& kernels) {
@@ -167,7 +212,8 @@ int main(int, char** arguments) {
   Pool pool(3);
   for (int round = 0; round < std::atoi(arguments[3]); ++round) {
     product(random, pool, *kernels);
+    int8_product(random, pool, *kernels);
     attention(random, pool, *kernels);
   }
-  std::printf("clean\n");
+  std::printf("%016llx clean\n", static_cast<unsigned long long>(checksum));
 }

@@ -1,9 +1,10 @@
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from pallas_kernels.cpu_native.build import library
+from pallas_kernels.cpu_native.build import SOURCES, UNITS, library, machine, unit_parts
 
 pytestmark = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
 
@@ -39,3 +40,11 @@ def test_a_cache_that_cannot_be_made_is_a_reason(tmp_path: Path):
     built = library(cache=tmp_path / "file" / "cache")
     assert built.path is None
     assert "failed" in built.reason
+
+
+@pytest.mark.parametrize("isa", UNITS.get(machine(), {}))
+def test_every_unit_compiles_here(isa: str):
+    for source, name, flags in unit_parts(isa, UNITS[machine()][isa]):
+        command = ["c++", "-std=c++17", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", f"-DTI_ISA={name}", *flags]
+        done = subprocess.run([*command, SOURCES / source], capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr

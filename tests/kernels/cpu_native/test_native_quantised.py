@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from native_blocks import GGUF, random_blocks
 
 from pallas_kernels.cpu_native import gguf_matmul, native, quantised_matmul
 from pallas_kernels.quantised_matmul import dequantise, quantise
@@ -12,7 +13,6 @@ pytestmark = pytest.mark.skipif(not native().isas, reason=native().reason)
 
 ISAS = st.sampled_from(native().isas or ("auto",))
 ROWS = st.integers(1, 20) | st.sampled_from([130])
-GGUF = {"Q8_0": 32, "Q4_0": 32, "Q4_1": 32, "Q4_K": 256}
 
 
 def normal(seed: int, *shape: int) -> np.ndarray:
@@ -22,17 +22,6 @@ def normal(seed: int, *shape: int) -> np.ndarray:
 def close(got, x, w):
     expected = np.asarray(x, np.float64) @ np.asarray(w, np.float64).T
     np.testing.assert_allclose(np.asarray(got, np.float64), expected, rtol=2e-5, atol=2e-6 * x.shape[1])
-
-
-def random_blocks(format: str, rows: int, depth: int) -> np.ndarray:
-    """Blocks with every bit pattern in the quants, and scales that are finite."""
-    quant = gguf.GGMLQuantizationType[format]
-    values, size = gguf.GGML_QUANT_SIZES[quant]
-    rng = np.random.default_rng(rows * depth)
-    blocks = rng.integers(0, 256, (rows * depth // values, size), np.uint8)
-    halves = 1 if format in ("Q8_0", "Q4_0") else 2
-    blocks[:, : 2 * halves] = rng.normal(size=(len(blocks), halves)).astype(np.float16).view(np.uint8)
-    return blocks.reshape(rows, -1)
 
 
 @settings(deadline=None, max_examples=20)
