@@ -317,8 +317,7 @@ def build_engine(
     report.weights_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(params) if is_on_device(leaf))
     report.host_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(params)) - report.weights_bytes
     report.kv_bytes = sum(pool.nbytes for pool in state.kv_pools)
-    every = [program for each in (programs, *drafting) for program in each.all]
-    report.temp_bytes = max((program.temp_bytes for program in every), default=0)
+    report.temp_bytes = max(each.temp_bytes for each in (programs, *drafting))
     if group is not None:
         group.agree("built", 0, min)
     if isinstance(group, Follower):
@@ -441,7 +440,7 @@ def _holders(blueprint: Blueprint, shape: StateShape, programs: Programs) -> dic
         **{name: device_bytes(pool) for name, pool in pools.items()},
         "page_tables": device_bytes(state.tables),
         "sampler": device_bytes(state.sampler),
-        "program_temporaries": max((program.temp_bytes for program in programs.all), default=0),
+        "program_temporaries": programs.temp_bytes,
     }
 
 

@@ -6,7 +6,7 @@ import hashlib
 import os
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
@@ -45,7 +45,10 @@ class Program:
 
 
 class ProgramSource(Protocol):
-    """Where programs may be had without compiling."""
+    """Where programs may be had without compiling. temp_bytes: temporaries of its hungriest program."""
+
+    @property
+    def temp_bytes(self) -> int: ...
 
     def load(self, name: str, args: tuple[Any, ...], donated: tuple[int, ...], mesh: Mesh) -> Program | None:
         """The program for these abstract arguments, None where there is none."""
@@ -59,6 +62,7 @@ class ProgramSet:
 
     compiled: int = field(default=0, init=False)
     _programs: dict[str, Program] = field(default_factory=dict, init=False)
+    _coming: dict[str, "Future[Program | None]"] = field(default_factory=dict, init=False)
 
     def names(self) -> list[str]:
         """Every program that may be run, those that take longest first."""
@@ -70,7 +74,14 @@ class ProgramSet:
 
     @property
     def all(self) -> tuple[Program, ...]:
+        for name in list(self._coming):
+            self.get(name)
         return tuple(self._programs.values())
+
+    @property
+    def temp_bytes(self) -> int:
+        """Temporaries of the hungriest program."""
+        return max((program.temp_bytes for program in self._programs.values()), default=0)
 
     def missing(self) -> list[str]:
         """Names of the programs that are neither compiled nor loaded yet."""
@@ -91,7 +102,9 @@ class ProgramSet:
     def get(self, name: str) -> Program:
         """One of `names`, made now if it is not there yet."""
         if name not in self._programs:
-            self._add(self._load(name) or self._compile(name))
+            coming = self._coming.pop(name, None)
+            program = self._load(name) if coming is None or coming.cancel() else coming.result()
+            self._add(program or self._compile(name))
         return self._programs[name]
 
     def _add(self, program: Program) -> None:
@@ -164,6 +177,18 @@ class Programs(ProgramSet):
     def load_all(self, progress: Progress | None = None) -> None:
         """Takes what is missing from the source, as far as it goes; `progress` as for `compile_all`."""
         self._gather(self._load, progress)
+
+    def load_behind(self) -> None:
+        """Has a thread take every program from the source, while the engine is made and after; whoever needs one waits
+        for that one alone."""
+        pool = ThreadPoolExecutor(1, COMPILER)
+        self._coming = {name: pool.submit(self._load, name) for name in self.missing()}
+        pool.shutdown(wait=False)
+
+    @property
+    def temp_bytes(self) -> int:
+        coming = self.source.temp_bytes if self._coming and self.source is not None else 0
+        return max(super().temp_bytes, coming)
 
     def _add(self, program: Program) -> None:
         if self.recorder is not None:

@@ -64,13 +64,17 @@ def open_source(blueprint: "Blueprint", pages: tuple[int, ...] | None = None) ->
 
 
 def prepare(programs: Programs, pages: tuple[int, ...], progress: Progress | None = None) -> None:
-    """Has every program ready: out of the bundle, or compiled and then in the bundle for the next time.
+    """Has every program ready, or on its way out of a bundle that has them all whole; what is missing is compiled, and
+    then in the bundle for the next time.
 
     A folder that cannot be written is no error.
     """
     source: BundleSource | None = programs.source  # pyright: ignore[reportAssignmentType]
     if source is None:
         programs.compile_all(progress)
+        return
+    if source.is_whole(programs.names()):
+        programs.load_behind()
         return
     programs.load_all(progress)
     if not programs.missing():

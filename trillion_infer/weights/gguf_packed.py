@@ -1,9 +1,10 @@
 """Weights of a GGUF file that stay in memory as the blocks of the file."""
 
 import copy
+import functools
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from trillion_infer.weights.plan import region_of
 from trillion_infer.weights.quant_checkpoint import PACKED, SCALE
 from trillion_infer.weights.quant_load import KeptQuantised, first_axes
 from trillion_infer.weights.spec import ParamSpec, Source
+
+Transform = Callable[[np.ndarray], np.ndarray]
 
 
 def keep_blocks(
@@ -60,19 +63,23 @@ Kept = dict[str, tuple[Format, ParamSpec, ParamSpec]]
 
 
 def _kept(specs: Mapping[str, ParamSpec], shardings: Mapping[str, Sharding], checkpoint: GGUFCheckpoint) -> Kept:
+    keeps = functools.cache(_keeps_columns)  # one transform is of many layers
     users = Counter(source.name for spec in specs.values() for source in spec.sources)
     stored, found = set(checkpoint.names()), {}
     for name, spec in specs.items():
         alone = all(users[s.name] == 1 and s.name in stored for s in spec.sources)
         if spec.in_axes and spec.sources and alone:
-            parts = _split(spec, shardings[name], checkpoint)
+            parts = _split(spec, shardings[name], checkpoint, keeps)
             if parts is not None:
                 found[name] = parts
     return found
 
 
 def _split(
-    spec: ParamSpec, sharding: Sharding, checkpoint: GGUFCheckpoint
+    spec: ParamSpec,
+    sharding: Sharding,
+    checkpoint: GGUFCheckpoint,
+    keeps: Callable[[Transform | None, int, tuple[int, ...]], bool],
 ) -> tuple[Format, ParamSpec, ParamSpec] | None:
     formats = {checkpoint.block_type(s.name).lower() for s in spec.sources}
     if len(formats) != 1 or not formats <= GGUF_BLOCKS.keys():
@@ -87,7 +94,7 @@ def _split(
         return None
     sources = []
     for s in spec.sources:
-        if not _keeps_columns(s, spec.in_axes, checkpoint.shape(s.name)):
+        if not keeps(s.transform, spec.in_axes, checkpoint.shape(s.name)):
             return None
         index = s.index[:outs]
         if len(s.index) > outs:
@@ -99,18 +106,18 @@ def _split(
     return format, packed, ParamSpec((*spec.shape[:outs], 0), "uint8", axes)
 
 
-def _keeps_columns(source: Source, in_axes: int, shape: tuple[int, ...]) -> bool:
+def _keeps_columns(transform: Transform | None, in_axes: int, shape: tuple[int, ...]) -> bool:
     """True when the transform leaves columns (with several `in` axes: rows, too) whole and in their order."""
-    if source.transform is None:
+    if transform is None:
         return True
     columns = np.arange(shape[-1])
-    moved = source.transform(np.broadcast_to(columns, shape))
+    moved = transform(np.broadcast_to(columns, shape))
     by_row = moved.reshape(-1, math.prod(moved.shape[moved.ndim - in_axes :]))
     if by_row.shape[1] != shape[-1] or not (by_row == columns).all():
         return False
     if in_axes == 1:
         return True
-    rows = source.transform(np.broadcast_to(np.arange(shape[0])[:, None], shape))
+    rows = transform(np.broadcast_to(np.arange(shape[0])[:, None], shape))
     return bool((rows.reshape(shape[0], -1) == np.arange(shape[0])[:, None]).all())
 
 

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,17 @@ class BundleSource:
         """Loads nothing from here on."""
         self._stored = None
         self.reasons.append(reason)
+
+    def is_whole(self, names: Collection[str]) -> bool:
+        """Whether all of these programs are there and undamaged."""
+        if self._stored is None or not set(names) <= self._stored.programs.keys():
+            return False
+        try:
+            for name in names:
+                self._stored.payload(name)
+        except BundleError:
+            return False
+        return True
 
     def load(self, name: str, args: tuple[Any, ...], donated: tuple[int, ...], mesh: Mesh) -> Program | None:
         """The program for these abstract arguments; None, with a reason, where the bundle has not got it whole."""
