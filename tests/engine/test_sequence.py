@@ -6,7 +6,7 @@ import pytest
 from tests.engine.helpers import check_idle, greedy, tokens_of
 from tests.engine.test_equalities import MIXED, SMALL
 from trillion_infer import SamplingParams
-from trillion_infer.layers import exchange
+from trillion_infer.layers import exchange, latent_slots
 
 pytestmark = pytest.mark.matrix
 
@@ -25,6 +25,16 @@ def check_same_tokens(make_llm, name: str, mesh: str, **options) -> None:
 )
 def test_a_split_sequence_equals_one_device(make_llm, name, mesh):
     check_same_tokens(make_llm, name, mesh)
+
+
+@pytest.mark.parametrize("mesh", ["tensor=2", "sequence=2,tensor=2"])
+def test_gathered_queries_in_slices_equal_one_device(make_llm, monkeypatch, mesh):
+    """As large steps do it, here 16 tokens at a time."""
+    monkeypatch.setattr(latent_slots, "SLICE_BYTES", 1)
+    options = {**OPTIONS, "prefill_chunk": 64}
+    one, many = make_llm("deepseek_v3", **options), make_llm.fresh("deepseek_v3", **options, mesh=mesh)
+    assert tokens_of(many.generate(MIXED[-2:], greedy(4))) == tokens_of(one.generate(MIXED[-2:], greedy(4)))
+    many.close()
 
 
 @pytest.mark.slow

@@ -12,8 +12,8 @@ from trillion_infer.layers.context import Context
 from trillion_infer.layers.pools import Pool
 from trillion_infer.layers.slots import Batch, token_slice
 
-SLICE_BYTES = 64 << 20
-"""Gathered queries held at once; what comes out of them takes about four times as much."""
+SLICE_BYTES = 16 << 20
+"""Gathered queries held at once; what comes out of them takes about ten times as much."""
 
 New = tuple[Array, Array, Array, Array]
 """q_latent `[T, H, Rl]`, q_rope `[T, H, Rr]`, latent `[T, Rl]`, k_rope `[T, Rr]`: of this device's tokens and heads."""
@@ -33,7 +33,7 @@ def attend_over_slots(
     time, so that a long prefill chunk does not need memory for those of all heads at once.
     """
     q_latent, q_rope, latent, k_rope = map(ctx.whole_tokens, new)
-    heads = ctx.axes("heads")
+    heads, splits = ctx.axes("heads"), "sequence" in ctx.axes("latent_slots")
     queries = jnp.concatenate((q_latent, q_rope), axis=2)
     tokens, rank = queries.shape[0], q_latent.shape[2]
 
@@ -43,7 +43,7 @@ def attend_over_slots(
         out, lse, pool = attend(whole[:, :, :rank], whole[:, :, rank:], latent, k_rope, pool, layer, *batch)
         if heads:
             out, lse = merge_parts(out, lse, heads, scatter=1)
-        return pool, (out, lse)
+        return pool, (out if splits else out.astype(q_latent.dtype), lse)
 
     size = slice_tokens(tokens, ctx.axis_sizes, queries)
     if size >= tokens:
@@ -58,7 +58,7 @@ def attend_over_slots(
         starts = jnp.arange(sliced[0].shape[0], dtype=jnp.int32) * size
         pool, results = lax.scan(body, pool, (starts, sliced))
         out, lse = (x.reshape(-1, *x.shape[2:])[:tokens] for x in results)
-    if "sequence" in ctx.axes("latent_slots"):
+    if splits:
         out, _ = merge_parts(out, lse, ("sequence",), scatter=0 if ctx.token_axes else None)
     return out.astype(q_latent.dtype), pool
 
