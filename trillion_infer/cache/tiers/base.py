@@ -59,6 +59,8 @@ class Tier(ABC):
     """Its blocks outlive the process."""
     is_instant = False
     """`lookup` asks nobody outside this process."""
+    is_parallel = False
+    """Many threads may call `get` at once, and that is faster than `get_many`."""
     is_shared = False
     """Other processes read it as soon as it is written: it gets every block, not only what the tier above gives up."""
     is_down = False

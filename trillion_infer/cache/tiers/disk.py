@@ -40,6 +40,7 @@ class DiskTier(Tier):
     """
 
     name = "disk"
+    is_parallel = True
     is_durable = True
 
     def __init__(

@@ -11,6 +11,7 @@ class HostTier(Tier):
     """Least recently used blocks leave first. The budget counts block bytes."""
 
     name = "host"
+    is_parallel = True
     is_instant = True
 
     def __init__(self, fingerprint: bytes, budget: int):

@@ -1,10 +1,12 @@
 """The tiers of one engine, fastest first, and the thread that fills them."""
 
 import logging
+import os
 import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from trillion_infer.cache.tiers.base import BlockKey, StoredBlock, Tier, digest_of
@@ -13,6 +15,8 @@ IN_FLIGHT_LIMIT = 1 << 28
 """Bytes that may wait to be stored; a block evicted beyond is lost, and counted."""
 
 PERSIST_BATCH = 64
+MAX_READERS = 8
+"""Threads that read blocks and check their digests: one core digests less than a disk or memory gives."""
 NEW_SHARE = 0.3
 """Weight of the newest measurement of a tier's speed."""
 
@@ -47,6 +51,7 @@ class TierStack:
         self._dropped = 0
         self._seconds_per_byte: dict[str, float] = {}
         self._lock = threading.Lock()
+        self._readers = ThreadPoolExecutor(min(MAX_READERS, os.cpu_count() or 1), "kv-read")
         self._jobs: queue.Queue[_Job | None] = queue.Queue()
         self._thread = threading.Thread(target=self._run, name="kv-tiers", daemon=True)
         self._thread.start()
@@ -119,7 +124,7 @@ class TierStack:
 
     def _read_from(self, tier: Tier, keys: Sequence[BlockKey]) -> dict[BlockKey, tuple[bytes, Tier]]:
         begun = time.perf_counter()
-        contents = tier.get_many(keys)
+        contents = list(self._readers.map(tier.get, keys)) if tier.is_parallel else tier.get_many(keys)
         seconds, size = time.perf_counter() - begun, sum(len(data) for data in contents if data is not None)
         if size:
             old = self._seconds_per_byte.get(tier.name, seconds / size)
@@ -170,6 +175,7 @@ class TierStack:
                     below.put(batch)
                     batch = []
             below.put(batch)
+        self._readers.shutdown()
         for tier in self.tiers:
             tier.close()
 
