@@ -9,7 +9,14 @@ import jax
 
 from pallas_kernels.cpu_native.build import library
 
-_TARGETS = ("ti_matmul", "ti_ragged_attention", "ti_latent_attention", "ti_unwritten")
+_TARGETS = (
+    "ti_matmul",
+    "ti_ragged_attention",
+    "ti_latent_attention",
+    "ti_unwritten",
+    "ti_read_pages",
+    "ti_write_pages",
+)
 _ISAS = ("avx512", "avx2", "neon")
 
 

@@ -17,8 +17,8 @@ from trillion_infer.transfer.pages import PAGES_PER_CALL
 OUT = 4
 """Tokens of each prompt: the second shows that its KV was there."""
 SPLIT = "prefill=1,decode=1"
-IN_FLIGHT = 2
-"""Batches of pages that are read ahead of those put in place, as in a chunk of 512 tokens."""
+IN_FLIGHT = 1
+"""Batches of pages that are read ahead of those put in place: what a chunk of 512 tokens finishes, of 32 a page."""
 
 
 Trace = Callable[[list[dict[str, Any]]], None]

@@ -35,7 +35,7 @@ from trillion_infer.engine.drafting import DraftPrograms, ModelDrafter, aux_laye
 from trillion_infer.engine.engine import Engine
 from trillion_infer.engine.fits import check_fits_here
 from trillion_infer.engine.guard import BatchGuard
-from trillion_infer.engine.memory import device_bytes, is_on_device, told_as_ours
+from trillion_infer.engine.memory import device_bytes, is_on_device, keep_freed_memory, told_as_ours
 from trillion_infer.engine.ops import choose_ops, default_page_size, platform_of, pool_platform, settle_isa
 from trillion_infer.engine.programs import Programs
 from trillion_infer.engine.sizing import prepare, size_pools
@@ -398,6 +398,8 @@ def build_disaggregated(
     sides = [pool_side(blueprint) for _, blueprint in plans]
     split = len(meshes["prefill"])
     movers = [[PageMover(source, target) for target in sides[split:]] for source in sides[:split]]
+    if any(mover.is_shared for row in movers for mover in row):
+        keep_freed_memory()
     tiers = PageCopier(sides[0]).open_tiers(config, fingerprint + plans[0][1].dtype.encode())
     engines: list[Any] = []
     for role, blueprint in plans:

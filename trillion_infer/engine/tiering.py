@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -38,8 +37,7 @@ class PageCopier:
     def __init__(self, side: PoolSide):
         layouts, both = side.layouts, list(zip(side.layouts, side.plans, strict=True))
         self._out = [page_program(extract, side.mesh, plan) for plan in side.plans]
-        write = partial(insert, split_pages=side.mesh.shape["data"] > 1)
-        self._into = [page_program(write, side.mesh, plan, layout.pool_spec) for layout, plan in both]
+        self._into = [page_program(insert, side.mesh, plan, layout.pool_spec) for layout, plan in both]
         self._shapes = [_block_shape(layout, plan) for layout, plan in both]
         self._dtypes = [np.dtype(np.uint8 if lay.quantised else jax.numpy.dtype(lay.dtype)) for lay in layouts]
         self._names = [layout.dtype for layout in layouts]

@@ -22,8 +22,8 @@ from trillion_infer.transfer.convert import SCALE_BYTES, VectorFormat, convert
 from trillion_infer.transfer.handoff.identity import PoolSpec
 from trillion_infer.transfer.pages import (
     PAGES_PER_CALL,
-    HeadMap,
     PoolSide,
+    PoolView,
     extract,
     insert,
     padded_ids,
@@ -44,11 +44,9 @@ def checksum(data: Array) -> UInt[Array, "2"]:
     return jnp.stack([jnp.sum(words * weight, dtype=jnp.uint32) for weight in odd])
 
 
-def _stage(
-    pool: Pool, pages: Int[Array, "n"], count: Int[Array, ""], heads: HeadMap | None
-) -> tuple[Array, UInt[Array, "2"]]:
+def _stage(pool: Pool, pages: Int[Array, "n"], count: Int[Array, ""], view: PoolView) -> tuple[Array, UInt[Array, "2"]]:
     """The first `count` of these pages, zeros after them, and the checksum of all."""
-    data = extract(pool, pages, heads)
+    data = extract(pool, pages, view)
     real = jnp.arange(PAGES_PER_CALL) < count
     data = jnp.where(real.reshape(-1, *[1] * (data.ndim - 2)), data, jnp.zeros((), data.dtype))
     return data, checksum(data)
@@ -58,10 +56,10 @@ def _fill(
     pool: Pool,
     pages: Int[Array, "n"],
     data: Array,
-    heads: HeadMap | None,
+    view: PoolView,
     formats: tuple[VectorFormat, VectorFormat],
 ) -> Pool:
-    return insert(pool, pages, convert(data, *formats), heads)
+    return insert(pool, pages, convert(data, *formats), view)
 
 
 @dataclass(frozen=True)
