@@ -22,7 +22,7 @@ from trillion_infer.core.sampling_params import SamplingParams
 from trillion_infer.core.timeline import Timeline
 from trillion_infer.distributed.group import Group
 from trillion_infer.distributed.joining import form_group, processes_of
-from trillion_infer.engine.build import BuildReport, build_disaggregated, build_engine, plan_engine
+from trillion_infer.engine.build import BuildReport, build_engine, plan_engine
 from trillion_infer.engine.compile_cache import enable_compile_cache
 from trillion_infer.engine.draft_plan import open_drafters
 from trillion_infer.engine.engine import Engine
@@ -182,10 +182,10 @@ class LLM:
             fingerprint = checkpoint.fingerprint() + (engine_config.quantize or packing.name).encode()
             self.fingerprint = fingerprint
             self.engine: Engine | DisaggregatedEngine | FollowingEngine
+            target = None if isinstance(checkpoint, RandomCheckpoint) else checkpoint
+            drafters = open_drafters(engine_config.speculate, target)
             if roles is None:
                 with timeline.phase("plan"):
-                    target = None if isinstance(checkpoint, RandomCheckpoint) else checkpoint
-                    drafters = open_drafters(engine_config.speculate, target)
                     blueprint = plan_engine(family, self.mesh, engine_config, packing.abstract, drafters)
                 if self._group is not None:
                     from trillion_infer.engine.many_hosts import plan_of
@@ -195,8 +195,10 @@ class LLM:
                     blueprint, load, fingerprint, progress, group=self._group, timeline=timeline
                 )
             else:
+                from trillion_infer.engine.build_disaggregated import build_disaggregated
+
                 self.engine, blueprint, self.report = build_disaggregated(
-                    family, engine_config, roles, load, fingerprint, progress, packing.abstract, timeline
+                    family, engine_config, roles, load, fingerprint, progress, packing.abstract, timeline, drafters
                 )
             self.tokenizer: Tokenizer | None = loading.result()
         self.blueprint = blueprint

@@ -25,7 +25,6 @@ DRAFTERS = {
     "eagle3_mla": ("deepseek_v3", f"eagle3:{TINY / 'eagle3_mla'}"),
     "mtp": ("deepseek_v3_mtp", "mtp"),
 }
-HOST = ("ngram", "suffix", "grammar")
 PLACES = {
     "one": {},
     "2x2": {"mesh": "data=2,tensor=2"},
@@ -59,12 +58,7 @@ def answers(llm: LLM, grammar: bool) -> list[tuple[list[int], str | None]]:
     return found
 
 
-CASES = [
-    (name, place)
-    for name, (_, speculate) in DRAFTERS.items()
-    for place in PLACES
-    if place != "disaggregated" or speculate in HOST  # KV of models that draft does not travel
-]
+CASES = [(name, place) for name in DRAFTERS for place in PLACES]
 
 
 @pytest.mark.parametrize(("name", "place"), CASES)

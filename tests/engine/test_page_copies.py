@@ -7,7 +7,7 @@ import pytest
 from tests.cache.test_layout import blueprint_of
 from trillion_infer.cache.tiers.host import HostTier
 from trillion_infer.cache.tiers.stack import TierStack
-from trillion_infer.engine.build import pool_side
+from trillion_infer.engine.pool_sides import pool_side
 from trillion_infer.engine.tiering import PageCopier
 from trillion_infer.transfer.pages import PAGES_PER_CALL
 

@@ -13,15 +13,14 @@ from jax.sharding import Mesh, NamedSharding
 
 from pallas_kernels.quantised_matmul.formats import QuantisedTensor
 from sharding.heads import round_up
-from sharding.rules import SERVE_RULES, kv_plan, named_sharding, shards
+from sharding.rules import SERVE_RULES, named_sharding, shards
 from trillion_infer.cache.kv_cache import KVCache
 from trillion_infer.cache.layout import PoolLayout, pool_layouts
 from trillion_infer.cache.naming import BlockNamer
 from trillion_infer.config.cache import CacheGroup
 from trillion_infer.config.engine import PAGE_SIZES, EngineConfig
 from trillion_infer.config.experts import parse_expert_memory
-from trillion_infer.config.model import AttentionSpec, ModelConfig, MoESpec, cache_key
-from trillion_infer.config.roles import ROLES, role_config
+from trillion_infer.config.model import ModelConfig, MoESpec
 from trillion_infer.config.scheduler import SchedulerConfig
 from trillion_infer.config.stages import stage_plan
 from trillion_infer.core.errors import ConfigError
@@ -35,7 +34,7 @@ from trillion_infer.engine.drafting import DraftPrograms, ModelDrafter, aux_laye
 from trillion_infer.engine.engine import Engine
 from trillion_infer.engine.fits import check_fits_here
 from trillion_infer.engine.guard import BatchGuard
-from trillion_infer.engine.memory import device_bytes, is_on_device, keep_freed_memory, told_as_ours
+from trillion_infer.engine.memory import device_bytes, is_on_device, told_as_ours
 from trillion_infer.engine.ops import choose_ops, default_page_size, platform_of, pool_platform, settle_isa
 from trillion_infer.engine.programs import Programs
 from trillion_infer.engine.sizing import prepare, size_pools
@@ -47,15 +46,12 @@ from trillion_infer.layers.expert_cache import ExpertCache
 from trillion_infer.layers.parameters import param_specs
 from trillion_infer.models import Family
 from trillion_infer.schedule.scheduler import Scheduler
-from trillion_infer.speculate import parse_speculate
 from trillion_infer.weights.quantise import abstract_quantised
 from trillion_infer.weights.rounding import RECIPES
 from trillion_infer.weights.spec import HOST_MEMORY, ParamSpec
 
 if TYPE_CHECKING:
-    from trillion_infer.engine.disaggregated import DisaggregatedEngine
     from trillion_infer.engine.many_hosts import FollowingEngine
-    from trillion_infer.transfer.pages import PoolSide
 
 Loader = Callable[[dict[str, Any], dict[str, Any], str], dict[str, jax.Array]]
 """load(specs, shardings, dtype) -> arrays by parameter path."""
@@ -343,6 +339,7 @@ def build_engine(
 def _open_tiers(blueprint: Blueprint, fingerprint: bytes) -> Callable[[Engine], None]:
     """Opens the tiers that the options ask for; what it returns puts them behind an engine."""
     from trillion_infer.cache.tiers.stack import TierStack
+    from trillion_infer.engine.pool_sides import pool_side
     from trillion_infer.engine.tiering import PageCopier, attach_tiers
 
     copier = PageCopier(pool_side(blueprint))
@@ -362,75 +359,6 @@ def _lead(programs: Programs, group: Leader, held: Any) -> Callable[..., Engine]
     assert programs.recorder is not None
     programs.recorder.know(held)
     return partial(LeadingEngine, group=group)
-
-
-def build_disaggregated(
-    family: Family,
-    config: EngineConfig,
-    meshes: dict[str, list[Mesh]],
-    load: Loader,
-    fingerprint: bytes,
-    progress: Callable[[str, int, int], None] | None = None,
-    packing: Packing | None = None,
-    timeline: Timeline | None = None,
-) -> "tuple[DisaggregatedEngine, Blueprint, BuildReport]":
-    """One engine a mesh of each role, and the movers between them; returns the first decode engine's blueprint.
-
-    Raises ConfigError before anything is loaded.
-    """
-    from trillion_infer.cache.tiers.stack import TierStack
-    from trillion_infer.engine.disaggregated import DisaggregatedEngine, PrefillEngine
-    from trillion_infer.engine.tiering import PageCopier, share_tiers
-    from trillion_infer.transfer.pages import PageMover
-
-    if any(not spec.on_host for spec in parse_speculate(config.speculate)):
-        raise ConfigError(
-            f"speculate={config.speculate!r} names a model that drafts, whose KV does not travel to "
-            "decode meshes yet; with disaggregate use ngram, suffix or grammar."
-        )
-    kinds = {"prefill": PrefillEngine, "decode": Engine}
-    report = BuildReport(timeline or Timeline())
-    plans = [
-        (role, plan_engine(family, mesh, role_config(config, role), packing, role=role))
-        for role in ROLES
-        for mesh in meshes[role]
-    ]
-    sides = [pool_side(blueprint) for _, blueprint in plans]
-    split = len(meshes["prefill"])
-    movers = [[PageMover(source, target) for target in sides[split:]] for source in sides[:split]]
-    if any(mover.is_shared for row in movers for mover in row):
-        keep_freed_memory()
-    tiers = PageCopier(sides[0]).open_tiers(config, fingerprint + plans[0][1].dtype.encode())
-    engines: list[Any] = []
-    for role, blueprint in plans:
-        engine, part = build_engine(blueprint, load, fingerprint, progress, kinds[role], timeline=report.timeline)
-        engines.append(engine)
-        report.add(part)
-    for source, row in zip(engines[:split], movers, strict=True):
-        for target, mover in zip(engines[split:], row, strict=True):
-            target.replace_pools(mover.warm_up(source.pools, target.pools))
-    if tiers:
-        alike = sides[0].formats == sides[split].formats
-        share_tiers(TierStack(tiers), list(zip(engines, sides, strict=True))[: None if alike else split])
-    return DisaggregatedEngine(engines[:split], engines[split:], movers), plans[split][1], report
-
-
-def pool_side(blueprint: Blueprint) -> "PoolSide":
-    """What is to be known of an engine's pools, to move their pages."""
-    from trillion_infer.transfer.convert import VectorFormat
-    from trillion_infer.transfer.pages import PoolSide
-
-    mixers = {cache_key(layer.mixer): layer.mixer for layer in blueprint.family.config.layers}
-    plans, formats = [], []
-    for layout in blueprint.layouts:
-        mixer = mixers[layout.key]
-        if isinstance(mixer, AttentionSpec):
-            plans.append(kv_plan(mixer.heads, mixer.kv_heads, blueprint.mesh.shape)[0])
-            formats.append(VectorFormat(layout.dtype, (layout.dim,)))
-        else:
-            plans.append(None)
-            formats.append(VectorFormat(layout.dtype, (mixer.kv_rank, layout.dim - mixer.kv_rank)))
-    return PoolSide(blueprint.mesh, blueprint.layouts, tuple(plans), tuple(formats))
 
 
 def _holders(blueprint: Blueprint, shape: StateShape, programs: Programs) -> dict[str, int]:

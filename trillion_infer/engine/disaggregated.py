@@ -189,7 +189,9 @@ class DisaggregatedEngine(KeepsBlocksOf):
             self._waiting.remove(request)
             found = hit // cache.page_size
             twin = replace(request, max_tokens=1, output_ids=[], block_names=[], slot=-1, num_computed=0)
-            job = PromptJob(request, twin, source, place, found, [found] * len(cache.groups), found)
+            job = PromptJob(
+                request, twin, source, place, found, [found] * len(self.movers[source][place].groups), found
+            )
             job.marks.reserved = time.monotonic()
             self._jobs[request.request_id] = job
             self.figures.pages_found += found
@@ -221,9 +223,9 @@ class DisaggregatedEngine(KeepsBlocksOf):
             request.status = event.finished or Status.FINISHED_LENGTH
             return replace(event, request=request, finished=event.finished)
         job.is_computed, job.marks.offered = True, now
-        for group, pages in enumerate(held):
-            is_full = self.prefill[source].schedulers[0].cache.groups[group].group.is_full
-            self._send(job, group, job.sent if is_full else max(pages.first, job.found), pages.end, pages)
+        for pool, group in enumerate(self.movers[source][job.target].groups):
+            is_full, pages = self.prefill[source].schedulers[0].cache.groups[group].group.is_full, held[group]
+            self._send(job, pool, job.sent if is_full else max(pages.first, job.found), pages.end, pages)
         return replace(event, request=request, finished=None)
 
     def _note_prefill(self, job: PromptJob, now: float) -> None:
@@ -242,23 +244,24 @@ class DisaggregatedEngine(KeepsBlocksOf):
                 continue
             done = job.twin.num_computed // cache.page_size
             end = job.sent + max(0, done - job.sent) // PAGES_PER_CALL * PAGES_PER_CALL
-            for group, held in enumerate(cache.held(job.twin)):
+            held = cache.held(job.twin)
+            for pool, group in enumerate(self.movers[source][job.target].groups):
                 if cache.groups[group].group.is_full:
-                    self._send(job, group, job.sent, end, held)
+                    self._send(job, pool, job.sent, end, held[group])
             job.sent = end
 
-    def _send(self, job: PromptJob, group: int, start: int, end: int, held: HeldPages) -> None:
-        """Starts moving the blocks [start, end) of a group into the pages that are reserved for them."""
+    def _send(self, job: PromptJob, pool: int, start: int, end: int, held: HeldPages) -> None:
+        """Starts moving the blocks [start, end) of a pool into the pages that are reserved for them."""
         engine, mover = self.prefill[job.source], self.movers[job.source][job.target]
-        target = self.decode[job.target].schedulers[0].cache.held(job.request)[group]
+        target = self.decode[job.target].schedulers[0].cache.held(job.request)[mover.groups[pool]]
         start = max(start, target.first)
         for first in range(start, end, PAGES_PER_CALL):
             blocks = range(first, min(end, first + PAGES_PER_CALL))
             pages, targets = [held.page(b) for b in blocks], [target.page(b) for b in blocks]
             assert None not in (*pages, *targets), "a block to hand over has no page"
-            read = mover.take(group, engine.pools[group], pages)  # pyright: ignore[reportArgumentType]
+            read = mover.take(pool, engine.all_pools[pool], pages)  # pyright: ignore[reportArgumentType]
             data = None if mover.is_shared else mover.send(read)
-            job.pieces.append(Piece(group, first, targets, read, time.monotonic(), data))  # pyright: ignore[reportArgumentType]
+            job.pieces.append(Piece(pool, first, targets, read, time.monotonic(), data))  # pyright: ignore[reportArgumentType]
 
     def _place_arrived(self) -> None:
         """Puts pages that have arrived in place; prompts all of whose pages are there go on in their decode engine."""
@@ -275,8 +278,8 @@ class DisaggregatedEngine(KeepsBlocksOf):
         assert data is not None, "pages are put in place before they were sent"
         if engine.tiering is not None:
             engine.tiering.save_evicted(engine.pools)
-        pools = list(engine.pools)
-        pools[piece.group] = mover.put(piece.group, pools[piece.group], piece.targets, data)
+        pools = list(engine.all_pools)
+        pools[piece.pool] = mover.put(piece.pool, pools[piece.pool], piece.targets, data)
         engine.replace_pools(tuple(pools))
         job.count(piece, data.nbytes, now)
         self.figures.pages += len(piece.targets)

@@ -26,7 +26,7 @@ from trillion_infer.speculate.verify import Verified
 class DraftPrograms(ProgramSet):
     """The programs of one drafter: an `extend` a bucket of the target, a `chain` a number of rows.
 
-    state: the target's, for shapes. pages: of the drafter's pools, over all data shards.
+    state: the target's, for shapes. length: tokens of a chain; 0: none is drafted here, the KV alone is kept.
     """
 
     plan: DraftPlan
@@ -45,7 +45,7 @@ class DraftPrograms(ProgramSet):
         return self.get(f"{self.plan.name}_chain_{sequences}")
 
     def names(self) -> list[str]:
-        rows = sorted({bucket.sequences for bucket in self.buckets.all})
+        rows = sorted({bucket.sequences for bucket in self.buckets.all}) if self.length else []
         extends = [f"{self.plan.name}_extend_{bucket.name}" for bucket in self.buckets.all]
         return [*extends, *(f"{self.plan.name}_chain_{count}" for count in rows)]
 
@@ -112,7 +112,7 @@ class ModelDrafter:
         zeros = jax.jit(
             lambda: tuple(jnp.zeros(s.shape, s.dtype) for s in shapes), out_shardings=tuple(s.sharding for s in shapes)
         )
-        self._pools = zeros()
+        self.pools = zeros()
         wanted = programs.plan.model.aux_layers
         self._aux = [programs.aux_layers.index(layers) for layers in wanted]
 
@@ -132,11 +132,11 @@ class ModelDrafter:
         table = state.tables[self.programs.plan.group]
         own_aux = tuple(aux[place] for place in self._aux)
         extend = self.programs.extend(bucket).run
-        self._pools, start = extend(self._params, self._pools, table, packed, tokens, hidden, own_aux, new)
+        self.pools, start = extend(self._params, self.pools, table, packed, tokens, hidden, own_aux, new)
         if requests is None:
             return None
         chain = self.programs.chain(bucket.sequences).run
-        self._pools, (drafts, chances) = chain(self._params, self._pools, table, start)
+        self.pools, (drafts, chances) = chain(self._params, self.pools, table, start)
         drafts.copy_to_host_async()
         chances.copy_to_host_async()
         return Drafted(self.name, requests, drafts, chances)
@@ -144,11 +144,11 @@ class ModelDrafter:
     def memory(self) -> dict[str, int]:
         """Bytes of its own parameters and of its pools."""
         own = sum(leaf.nbytes for name, leaf in self._params.items() if name not in self._borrowed)
-        return {f"drafter_{self.name}": own, f"kv_{self.name}": sum(pool.nbytes for pool in self._pools)}
+        return {f"drafter_{self.name}": own, f"kv_{self.name}": sum(pool.nbytes for pool in self.pools)}
 
     def close(self) -> None:
         """Drops its arrays."""
-        for leaf in (*self._pools, *(leaf for name, leaf in self._params.items() if name not in self._borrowed)):
+        for leaf in (*self.pools, *(leaf for name, leaf in self._params.items() if name not in self._borrowed)):
             leaf.delete()
 
 

@@ -4,6 +4,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -147,14 +148,22 @@ class Engine(KeepsBlocks):
         return self._state.kv_pools
 
     @property
+    def all_pools(self) -> tuple[Pool, ...]:
+        """`pools`, and those of models that draft: all that is known of a sequence."""
+        return (*self.pools, *(pool for drafter in self.drafters for pool in drafter.pools))
+
+    @property
     def params(self) -> Any:
         """The parameters on the mesh, by path."""
         return self._params
 
     def replace_pools(self, pools: tuple[Pool, ...]) -> None:
-        """Puts pools in place into which another pool's pages were written."""
-        state = self._state
-        self._state = DeviceState((*pools, *state.pools[len(pools) :]), state.tables, state.sampler)
+        """Puts pools in place into which another pool's pages were written: those of `pools`, or of `all_pools`."""
+        state, count = self._state, len(self.pools)
+        self._state = DeviceState((*pools[:count], *state.pools[count:]), state.tables, state.sampler)
+        rest = iter(pools[count:])
+        for drafter in self.drafters if len(pools) > count else ():
+            drafter.pools = tuple(islice(rest, len(drafter.pools)))
 
     def activate(self, request: Request, num_computed: int) -> None:
         """Scheduler.activate with the (one) scheduler of this engine."""

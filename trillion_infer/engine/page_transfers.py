@@ -12,13 +12,13 @@ from trillion_infer.transfer.pages import PageMover
 
 @dataclass(eq=False)
 class Piece:
-    """At most 16 pages of one group on their way.
+    """At most 16 pages of one pool on their way.
 
     first: block of the first page. targets: the pages they go to. read: what was read, on the prefill mesh; data: the
     same on the decode mesh, once it is on its way. begun: when `read` was last seen not to be there.
     """
 
-    group: int
+    pool: int
     first: int
     targets: list[int]
     read: Array
@@ -43,7 +43,7 @@ class PromptJob:
     """A prompt that prefill engine `source` computes as `twin`, and whose pages are reserved in decode engine `target`.
 
     found: leading blocks which the decode pool had. sent: blocks of groups that see everything which are on their way
-    or there, those included. landed: the same of each group, of those that are there.
+    or there, those included. landed: the same of each pool, of those that are there.
     """
 
     request: Request
@@ -60,7 +60,7 @@ class PromptJob:
 
     def count(self, piece: Piece, size: int, now: float) -> None:
         """A piece of `size` bytes is in place. Time in which several were on their way counts once."""
-        self.landed[piece.group] = piece.first + len(piece.targets)
+        self.landed[piece.pool] = piece.first + len(piece.targets)
         self.marks.bytes += size
         self.marks.transfer_s += now - max(piece.begun, self._until)
         self._until = now

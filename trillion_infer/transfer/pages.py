@@ -145,22 +145,27 @@ def _by_physical_head(data: Array, heads: HeadMap) -> Array:
 
 @dataclass(frozen=True)
 class PoolSide:
-    """What is to be known of an engine's pools, to move their pages. formats: of the vectors of each."""
+    """What is to be known of an engine's pools, to move their pages.
+
+    formats: of the vectors of each. groups: the cache group whose pages each has.
+    """
 
     mesh: Mesh
     layouts: tuple[PoolLayout, ...]
     plans: tuple[HeadPlan | None, ...]
     formats: tuple[VectorFormat, ...]
+    groups: tuple[int, ...]
 
 
 class PageMover:
     """Moves pages between the pools of two engines of one model in one process, device to device.
 
     Tensor sizes may differ, and KV dtypes: pages are converted before they leave. Refuses, with both sides named,
-    layouts that cannot be moved into each other.
+    layouts that cannot be moved into each other. `groups`: see PoolSide; pools are named by their number in it.
     """
 
     def __init__(self, source: PoolSide, target: PoolSide):
+        self.groups = source.groups
         for ours, theirs in zip(source.layouts, target.layouts, strict=True):
             if (ours.key, ours.layers, ours.page_size) != (theirs.key, theirs.layers, theirs.page_size):
                 raise ConfigError(
@@ -182,23 +187,23 @@ class PageMover:
         self.is_shared = all(device.platform == "cpu" for mesh in meshes for device in mesh.devices.flat)
         """Both meshes read the same memory, so that what has been read needs no copy to be there."""
 
-    def take(self, group: int, pool: Pool, pages: Sequence[int]) -> Array:
+    def take(self, number: int, pool: Pool, pages: Sequence[int]) -> Array:
         """Starts reading at most PAGES_PER_CALL pages, as the steps sent so far leave them."""
-        return self._out[group](pool, padded_ids(pages, 0))
+        return self._out[number](pool, padded_ids(pages, 0))
 
     def send(self, read: Array) -> Array:
         """What `take` reads, on its way to the target's mesh. Waits for the reading where `is_shared`."""
         return jax.device_put(np.asarray(read) if self.is_shared else read, self._target)
 
-    def put(self, group: int, pool: Pool, pages: Sequence[int], data: Array) -> Pool:
+    def put(self, number: int, pool: Pool, pages: Sequence[int], data: Array) -> Pool:
         """The target's pool with what was sent in `pages`; ids at its end are left out. Donates the pool."""
-        return self._into[group](pool, padded_ids(pages, pool.shape[1]), data)
+        return self._into[number](pool, padded_ids(pages, pool.shape[1]), data)
 
     def warm_up(self, sources: Sequence[Pool], targets: Sequence[Pool]) -> tuple[Pool, ...]:
         """Compiles what there is, so that no request waits for it; the target's pools."""
         return tuple(
-            self.put(group, target, [], self.send(self.take(group, source, [])))
-            for group, (source, target) in enumerate(zip(sources, targets, strict=True))
+            self.put(number, target, [], self.send(self.take(number, source, [])))
+            for number, (source, target) in enumerate(zip(sources, targets, strict=True))
         )
 
 

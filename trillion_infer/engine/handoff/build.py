@@ -10,12 +10,13 @@ from typing import Any
 import jax
 
 from trillion_infer.core.errors import ConfigError
-from trillion_infer.engine.build import Blueprint, pool_side
+from trillion_infer.engine.build import Blueprint
 from trillion_infer.engine.engine import Engine
 from trillion_infer.engine.handoff.decode import DecodeJobs
 from trillion_infer.engine.handoff.prefill import PrefillJobs
 from trillion_infer.engine.handoff.staging import PageStager
 from trillion_infer.engine.handoff.worker import HandoffEngine, check_role
+from trillion_infer.engine.pool_sides import pool_side
 from trillion_infer.engine.timeline import Timeline
 from trillion_infer.transfer.handoff.decode_side import DecodeSide
 from trillion_infer.transfer.handoff.identity import Identity
