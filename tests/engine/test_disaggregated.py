@@ -5,7 +5,7 @@ import pytest
 
 from sharding.heads import HeadPlan
 from tests.conftest import GOLDEN
-from tests.engine.helpers import check_idle, greedy, tokens_of
+from tests.engine.helpers import DRAFTING, HEAD, check_idle, equal_drafts, greedy, note_drafts, tokens_of
 from tests.engine.test_equalities import MIXED, SMALL, prompts_of, tight_memory
 from trillion_infer import LLM, ConfigError, SamplingParams
 from trillion_infer.engine.handoff.build import HandoffOptions, make_worker_of
@@ -119,40 +119,16 @@ def test_prefixes_in_host_memory_are_found_by_the_prefill_side(make_llm):
     apart.close()
 
 
-def drafts_of(llm: LLM, patch: pytest.MonkeyPatch, prompts: list[list[int]]) -> dict[tuple[int, ...], tuple]:
-    """What the model drafts after each text, and with which probabilities; the second time prefixes are found."""
-    found = {}
-    (engine,) = getattr(llm.engine, "decode", [llm.engine])
-    engine.speculation.draft_always()
-
-    def note(drafted, offer=engine.speculation.offer):
-        for request, ids, chances in zip(drafted.requests, drafted.tokens, drafted.chances, strict=True):
-            if request is not None:
-                found[tuple(request.known_ids())] = np.asarray(ids).tolist(), np.asarray(chances)
-        offer(drafted)
-
-    patch.setattr(engine.speculation, "offer", note)
-    for _ in range(2):
-        llm.generate(prompts, greedy(12))
-        prompts = [[*prompt, 7] for prompt in prompts]
-    return found
-
-
-@pytest.mark.parametrize(("name", "speculate"), [("smollm2", "draft:{}/smollm2"), ("deepseek_v3", "eagle3:{}/eagle3_mla")])
-def test_models_draft_from_the_kv_that_prefill_computed(make_llm, monkeypatch, name, speculate):
-    """The drafts after every text are those of one engine: the drafter's KV of the prompt came along, whole."""
-    options = {**SMALL, "speculate": speculate.format(GOLDEN / "tiny")}
-    one = drafts_of(make_llm(name, **options), monkeypatch, MIXED)
-    llm = make_llm.fresh(name, **options, disaggregate="prefill=1,decode=2")
-    apart = drafts_of(llm, monkeypatch, MIXED)
-    both = one.keys() & apart.keys()
-    assert len(both) > 3 * len(MIXED)
-    for text in both:
-        assert apart[text][0] == one[text][0]
-        np.testing.assert_allclose(apart[text][1], one[text][1], rtol=1e-4)
-    assert llm.stats()["handoffs"] > len(MIXED)
-    check_idle(llm)
-    llm.close()
+def test_models_draft_from_the_kv_that_prefill_computed(make_llm, monkeypatch):
+    """Drafts are those of one engine: the drafter's KV of every prompt came along, prefixes found and all."""
+    one, apart = (make_llm(DRAFTING, **HEAD, **split) for split in ({}, {"disaggregate": "prefill=1,decode=2"}))
+    drafts = [note_drafts(engine, monkeypatch) for engine in (one.engine, apart.engine.decode[0])]
+    for llm in (one, apart):
+        for _ in range(2):
+            llm.generate(MIXED[5:], greedy(12))
+    equal_drafts(*drafts)
+    assert apart.stats()["handoffs"] == 6
+    check_idle(apart)
 
 
 def test_an_engine_of_several_meshes_takes_no_role_in_pools_of_processes(make_llm):

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.engine.helpers import greedy, tokens_of
+from tests.engine.helpers import DRAFTING, HEAD, equal_drafts, greedy, note_drafts, tokens_of
 from tests.engine.test_equalities import MIXED, SMALL, prompts_of, tight_memory
 from trillion_infer.engine.handoff.build import HandoffOptions, make_worker
 from trillion_infer.engine.handoff.worker import HandoffEngine
@@ -198,6 +198,18 @@ def test_tiers_of_the_prefill_worker_and_drafts_of_the_decode_worker(make_llm, p
         assert [tokens_of(apart.run([prompt], greedy(24)))[0] for prompt in prompts] == expected
     assert prefill.stats()["kv_host.hit_tokens"] > 0
     assert decode.stats()["speculate.ngram.accepted"] + decode.stats()["speculate.suffix.accepted"] > 0
+    apart.settle()
+
+
+def test_models_draft_from_the_kv_that_prefill_computed(make_llm, pools, monkeypatch):
+    """Drafts are those of one engine: its KV came along, that of the last position with the token that follows."""
+    one, apart = make_llm(DRAFTING, **HEAD), pools(DRAFTING, **HEAD)
+    drafts = [note_drafts(engine, monkeypatch) for engine in (one.engine, apart.engine("decode").engine)]
+    for _ in range(2):
+        one.generate(MIXED[5:], greedy(12))
+        apart.run(MIXED[5:], greedy(12))
+    equal_drafts(*drafts)
+    assert apart.count("decode", "handoffs") == (3,)
     apart.settle()
 
 

@@ -111,6 +111,7 @@ MESSAGES = st.one_of(
         Ask,
         st.text(max_size=8),
         st.lists(st.integers(0, 2**31), max_size=5).map(tuple),
+        st.integers(0, 2**31),
         st.integers(0, 9),
         st.text(max_size=4),
         st.text(max_size=4),

@@ -56,7 +56,7 @@ class Reserver:
 
 
 def ask_of(key: str, budget_s: float = 60.0) -> Ask:
-    return Ask(key, (1, 2, 3), 0, "", "", 0, budget_s)
+    return Ask(key, (1, 2, 3), 4, 0, "", "", 0, budget_s)
 
 
 def prefill_side() -> tuple[PrefillSide, Computer]:

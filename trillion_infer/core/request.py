@@ -55,6 +55,8 @@ class Request:
     """constrain.GrammarState of a structured request: masks its tokens, and accepts them as they become known."""
     peers: tuple[str, ...] = ()
     """Hand-off addresses of the prefill workers to ask for its KV, the first one first."""
+    next_id: int = -1
+    """The token after the prompt, where it is known and only the prompt's KV is wanted; -1: the one that is sampled."""
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
 
     output_ids: list[int] = field(default_factory=list)

@@ -92,7 +92,7 @@ def pack_rows(layout: BatchLayout, rows: Sequence[Row], num_decode: int, table: 
             tokens.append(output[at] if at < len(output) else ON_DEVICE)
         index = len(output) + request.num_in_flight - 1
         stop = row.start + row.length
-        after = ON_DEVICE if row.samples else request.token(stop)
+        after = request.next_id if row.samples else request.token(stop)
         numbers.append((request.slot, prompt, index, stop, row.length, row.samples, after, row.lookahead))
     slots, prompts, indices, stops, lengths, samples, following, draft_next = (
         np.array(numbers, np.int32).reshape(count, 8).T

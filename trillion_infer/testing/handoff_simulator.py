@@ -158,7 +158,7 @@ class DecodeWorker:
             have = self.world.random.randrange(len(client.prompt)) if self.world.random.random() < 0.3 else 0
             known = [content(client.prompt, block) if block < have else None for block in range(len(client.prompt))]
             self.pages[client.name], self.clients[client.name] = known, client
-            ask = Ask("", client.prompt, have, "", "", 0, LIMITS.deadline_s)
+            ask = Ask("", client.prompt, 0, have, "", "", 0, LIMITS.deadline_s)
             self.side.ask(client.name, ask, (), self.world.now)
 
     def fetch(self, request_id: str, peer: str, offer: Offer) -> None:

@@ -147,10 +147,12 @@ def _by_physical_head(data: Array, heads: HeadMap) -> Array:
 class PoolSide:
     """What is to be known of an engine's pools, to move their pages.
 
-    formats: of the vectors of each. groups: the cache group whose pages each has.
+    names: of the pools, those of a model that drafts with a fingerprint of it. formats: of the vectors of each.
+    groups: the cache group whose pages each has.
     """
 
     mesh: Mesh
+    names: tuple[str, ...]
     layouts: tuple[PoolLayout, ...]
     plans: tuple[HeadPlan | None, ...]
     formats: tuple[VectorFormat, ...]

@@ -68,15 +68,10 @@ def make_worker(
         raise ConfigError("a worker with a role has one mesh without a data axis; leave data=1 and no disaggregate.")
     if jax.process_count() > 1:
         raise ConfigError("a worker with a role runs in one process; leave --num_processes out.")
-    if blueprint.drafts:
-        raise ConfigError(
-            f"speculate={blueprint.config.speculate!r} names a model that drafts, whose KV is not handed over yet; "
-            "with --role use ngram, suffix or grammar."
-        )
     key = options.key.encode()
     transport = transport or make_transport(options.transport, key, options.host)
     stager = PageStager(pool_side(blueprint))
-    engine.replace_pools(stager.warm_up(engine.pools))
+    engine.replace_pools(stager.warm_up(engine.all_pools))
     epoch, limits = secrets.token_hex(8), options.limits
     identity = Identity(
         f"{options.role}-{os.getpid()}", fingerprint.hex(), stager.specs(), epoch, transport.name, transport.address

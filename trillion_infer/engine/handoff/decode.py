@@ -67,9 +67,8 @@ class DecodeJobs:
         request.metrics.handoff = HandoffMarks(reserved=now)
         self._requests[request.request_id], self._hits[request.request_id] = request, hit
         self.pages_found += hit // page
-        ask = Ask(
-            "", wanted, hit // page, request.cache_salt, request.adapter, request.priority, self._limits.deadline_s
-        )
+        have, last, limit = hit // page, request.prompt_ids[-1], self._limits.deadline_s
+        ask = Ask("", wanted, last, have, request.cache_salt, request.adapter, request.priority, limit)
         side.ask(request.request_id, ask, request.peers, now)
         return True
 
@@ -87,7 +86,7 @@ class DecodeJobs:
         identity = self.identities[peer]
         arrivals = [self._stager.arrival(spec) for spec in identity.pools]
         fetches = [
-            self._transport.fetch(identity.data, piece.ticket, [arrivals[piece.group]], self._limits.silence_s)
+            self._transport.fetch(identity.data, piece.ticket, [arrivals[piece.pool]], self._limits.silence_s)
             for piece in offer.pieces
         ]
         now = time.monotonic()
@@ -120,11 +119,11 @@ class DecodeJobs:
         request = self._requests[transfer.request_id]
         if self._engine.tiering is not None:
             self._engine.tiering.save_evicted(self._engine.pools)
-        held, pools = self._engine.schedulers[0].cache.held(request), list(self._engine.pools)
+        held, pools = self._engine.schedulers[0].cache.held(request), list(self._engine.all_pools)
         for piece, data in zip(transfer.offer.pieces, arrays, strict=True):
-            pool = pools[piece.group]
-            pages = _targets(held[piece.group], piece.first, piece.count, pool.shape[1])
-            pools[piece.group] = self._stager.fill(pool, piece.group, pages, data, transfer.dtypes[piece.group])
+            number, pool = piece.pool, pools[piece.pool]
+            pages = _targets(held[self._stager.groups[number]], piece.first, piece.count, pool.shape[1])
+            pools[number] = self._stager.fill(pool, number, pages, data, transfer.dtypes[number])
         self._engine.replace_pools(tuple(pools))
         self._count(transfer, request)
         return None

@@ -29,7 +29,7 @@ PREFIX = "handoff/"
 class _Batch:
     """At most 16 pages of one pool that wait for their digest. `first`: block of the first page."""
 
-    group: int
+    pool: int
     first: int
     count: int
     staged: Staged
@@ -68,7 +68,7 @@ class PrefillJobs:
     # PrefillBackend
 
     def start(self, ask: Ask) -> None:
-        if any(not 0 <= token < self._vocab for token in ask.prompt_ids):
+        if any(not 0 <= token < self._vocab for token in (*ask.prompt_ids, ask.next_id)):
             raise InvalidRequestError(f"the prompt has token ids outside [0, {self._vocab}).", param="prompt")
         now = time.monotonic()
         request = Request(
@@ -80,6 +80,7 @@ class PrefillJobs:
             cache_salt=ask.salt,
             adapter=ask.adapter,
             sampling=self._sampling,
+            next_id=ask.next_id,
             metrics=RequestMetrics(arrival_time=now),
         )
         self._engine.add(request)
@@ -98,8 +99,9 @@ class PrefillJobs:
         work, held = self._work[key], self._cache.detached(key)
         exposed = []
         for piece in pieces:
-            pages = [held[piece.group].page(block) for block in range(piece.first, piece.first + piece.count)]
-            batch = self._stage(piece.group, piece.first, [page for page in pages if page is not None])
+            own = held[self._stager.groups[piece.pool]]
+            pages = [own.page(block) for block in range(piece.first, piece.first + piece.count)]
+            batch = self._stage(piece.pool, piece.first, [page for page in pages if page is not None])
             exposed.append(self._expose(work, batch))
         return tuple(exposed)
 
@@ -119,11 +121,11 @@ class PrefillJobs:
         if work is None:
             return
         scheduler.cache.detach(request, key)
-        batches = []
-        for group, held in enumerate(self._cache.detached(key)):
-            full = self._cache.groups[group].group.is_full
+        batches, detached = [], self._cache.detached(key)
+        for pool, group in enumerate(self._stager.groups):
+            held, full = detached[group], self._cache.groups[group].group.is_full
             start = max(held.first, work.sent if full else work.ask.have)
-            batches += self._stage_range(group, start, held.end, lambda block, h=held: h.page(block))
+            batches += self._stage_range(pool, start, held.end, held.page)
         work.parts.append((batches, True))
         now = time.monotonic()
         begun = request.metrics.first_scheduled_time or work.began
@@ -146,24 +148,24 @@ class PrefillJobs:
         count = (done - work.sent) // PAGES_PER_CALL * PAGES_PER_CALL
         if count <= 0:
             return
-        batches = []
-        for group, held in enumerate(self._cache.held(work.request)):
+        batches, held = [], self._cache.held(work.request)
+        for pool, group in enumerate(self._stager.groups):
             if self._cache.groups[group].group.is_full:
-                batches += self._stage_range(group, work.sent, work.sent + count, held.page)
+                batches += self._stage_range(pool, work.sent, work.sent + count, held[group].page)
         work.sent += count
         if batches:
             work.parts.append((batches, False))
 
-    def _stage_range(self, group: int, start: int, end: int, page: Callable[[int], int | None]) -> list[_Batch]:
+    def _stage_range(self, pool: int, start: int, end: int, page: Callable[[int], int | None]) -> list[_Batch]:
         batches = []
         for first in range(start, end, PAGES_PER_CALL):
             pages = [page(block) for block in range(first, min(end, first + PAGES_PER_CALL))]
             assert None not in pages, "a block to hand over has no page"
-            batches.append(self._stage(group, first, [p for p in pages if p is not None]))
+            batches.append(self._stage(pool, first, [p for p in pages if p is not None]))
         return batches
 
-    def _stage(self, group: int, first: int, pages: Sequence[int]) -> _Batch:
-        return _Batch(group, first, len(pages), self._stager.stage(self._engine.pools[group], group, pages))
+    def _stage(self, pool: int, first: int, pages: Sequence[int]) -> _Batch:
+        return _Batch(pool, first, len(pages), self._stager.stage(self._engine.all_pools[pool], pool, pages))
 
     def _expose(self, work: _Work, batch: _Batch) -> Piece:
         ticket = next(self._tickets)
@@ -171,7 +173,7 @@ class PrefillJobs:
         work.tickets.append(ticket)
         size = batch.staged.data.nbytes
         self.bytes_staged += size
-        return Piece(batch.group, batch.first, batch.count, batch.staged.digest_bytes(), ticket, size)
+        return Piece(batch.pool, batch.first, batch.count, batch.staged.digest_bytes(), ticket, size)
 
     @property
     def num_held(self) -> int:

@@ -83,30 +83,34 @@ def digest_bytes(words: Array) -> bytes:
 
 class PageStager:
     """For one engine's pools. Programs are compiled by `warm_up`, for 16 pages; nothing is compiled for a count. Pages
-    of another KV dtype are converted where they arrive; that program is compiled when a peer first sends such."""
+    of another KV dtype are converted where they arrive; that program is compiled when a peer first sends such.
+
+    Pools go by their number in `groups`, which says whose pages each has.
+    """
 
     def __init__(self, side: PoolSide):
-        self._side = side
+        self._side, self.groups = side, side.groups
         self._everywhere = NamedSharding(side.mesh, P())
         self._one = SingleDeviceSharding(side.mesh.devices.flat[0])
         self._out = [page_program(_stage, side.mesh, plan) for plan in side.plans]
         self._into: dict[tuple[int, str], Any] = {}
         self._checksum = jax.jit(checksum)
 
-    def _filling(self, group: int, dtype: str) -> Any:
+    def _filling(self, number: int, dtype: str) -> Any:
         """The program that puts pages of this dtype in place."""
-        if (group, dtype) not in self._into:
-            side, own = self._side, self._side.formats[group]
+        if (number, dtype) not in self._into:
+            side, own = self._side, self._side.formats[number]
             fill = partial(_fill, formats=(replace(own, dtype=dtype), own))
-            self._into[group, dtype] = page_program(fill, side.mesh, side.plans[group], side.layouts[group].pool_spec)
-        return self._into[group, dtype]
+            spec = side.layouts[number].pool_spec
+            self._into[number, dtype] = page_program(fill, side.mesh, side.plans[number], spec)
+        return self._into[number, dtype]
 
     def specs(self) -> tuple[PoolSpec, ...]:
         """The pools as a handshake tells them."""
         found = []
-        for layout, plan in zip(self._side.layouts, self._side.plans, strict=True):
+        for name, layout, plan in zip(self._side.names, self._side.layouts, self._side.plans, strict=True):
             middle = (layout.dim,) if plan is None else (plan.kv_heads, 2, layout.dim)
-            found.append(PoolSpec(layout.key.name, (layout.layers, layout.page_size, *middle), layout.dtype))
+            found.append(PoolSpec(name, (layout.layers, layout.page_size, *middle), layout.dtype))
         return tuple(found)
 
     def arrival(self, spec: PoolSpec) -> jax.ShapeDtypeStruct:
@@ -118,25 +122,25 @@ class PageStager:
             width, dtype = width + SCALE_BYTES * scales, jnp.dtype(jnp.uint8)
         return jax.ShapeDtypeStruct((layers, PAGES_PER_CALL, *middle, width), dtype, sharding=self._one)
 
-    def stage(self, pool: Pool, group: int, pages: Sequence[int]) -> Staged:
+    def stage(self, pool: Pool, number: int, pages: Sequence[int]) -> Staged:
         """Starts reading at most 16 pages, as the steps sent so far leave them."""
-        data, digest = self._out[group](pool, padded_ids(pages, 0), np.int32(len(pages)))
+        data, digest = self._out[number](pool, padded_ids(pages, 0), np.int32(len(pages)))
         return Staged(data.addressable_data(0), digest)
 
     def digest(self, data: Array) -> bytes:
         """The digest of what has arrived."""
         return digest_bytes(self._checksum(data))
 
-    def fill(self, pool: Pool, group: int, pages: Sequence[int], data: Array, dtype: str) -> Pool:
+    def fill(self, pool: Pool, number: int, pages: Sequence[int], data: Array, dtype: str) -> Pool:
         """The pool with these pages of `data`, of a pool of `dtype`; ids at the pool's end are left out. Donates it."""
-        fill = self._filling(group, dtype)
+        fill = self._filling(number, dtype)
         return fill(pool, padded_ids(pages, pool.shape[1]), jax.device_put(data, self._everywhere))
 
     def warm_up(self, pools: Sequence[Pool]) -> tuple[Pool, ...]:
         """Compiles what there is, so that no request waits for it."""
         filled = []
-        for group, pool in enumerate(pools):
-            staged = self.stage(pool, group, [])
+        for number, pool in enumerate(pools):
+            staged = self.stage(pool, number, [])
             self.digest(staged.data)
-            filled.append(self.fill(pool, group, [], staged.data, self._side.formats[group].dtype))
+            filled.append(self.fill(pool, number, [], staged.data, self._side.formats[number].dtype))
         return tuple(filled)

@@ -74,7 +74,10 @@ class Identity:
                 raise ConfigError(
                     f"{both} have KV that cannot be moved into each other: pool {ours.name} with pages of "
                     f"{list(ours.shape)} and pool {theirs.name} with pages of {list(theirs.shape)}; give both the same "
-                    "--page_size."
+                    "--page_size and --speculate."
                 )
         if len(self.pools) != len(other.pools):
-            raise ConfigError(f"{both} have {len(self.pools)} and {len(other.pools)} pools of KV.")
+            raise ConfigError(
+                f"{both} have {len(self.pools)} and {len(other.pools)} pools of KV, those of models that draft among "
+                "them; give both the same --speculate."
+            )

@@ -19,11 +19,13 @@ class ProtocolError(TrillionInferError, ValueError):
 class Ask:
     """Decode to prefill: compute the KV of `prompt_ids`, and offer its blocks from number `have` on.
 
-    key: names this attempt at this request, and no other ever. budget_s: after so many seconds nobody waits for it.
+    next_id: the token after them, on which the KV of models that draft depends, too. key: names this attempt at this
+    request, and no other ever. budget_s: after so many seconds nobody waits for it.
     """
 
     key: str
     prompt_ids: tuple[int, ...]
+    next_id: int
     have: int
     salt: str
     adapter: str
@@ -67,7 +69,7 @@ class Piece:
     digest: of the bytes, over all pages of the piece. ticket: what the transport fetches them by. size: bytes.
     """
 
-    group: int
+    pool: int
     first: int
     count: int
     digest: bytes

@@ -18,7 +18,7 @@ import msgpack
 
 from trillion_infer.core.errors import TrillionInferError
 
-MAGIC, VERSION = b"TIho", 1
+MAGIC, VERSION = b"TIho", 2
 MAX_FRAME = 64 * 2**20
 OPENING_S = 10.0
 SEND_S = 10
