@@ -47,7 +47,7 @@ def check_idle(llm) -> None:
 
 
 def note_drafts(engine, patch: pytest.MonkeyPatch) -> Drafts:
-    """Has an engine's models draft at every step; the drafts that they offer from now on."""
+    """Has an engine's models draft at every step; what they offer from now on, the first time for a text."""
     found: Drafts = {}
     offer = engine.speculation.offer
     engine.speculation.draft_always()
@@ -55,7 +55,7 @@ def note_drafts(engine, patch: pytest.MonkeyPatch) -> Drafts:
     def note(drafted) -> None:
         for request, ids, chances in zip(drafted.requests, drafted.tokens, drafted.chances, strict=True):
             if request is not None:
-                found[tuple(request.known_ids())] = np.asarray(ids).tolist(), np.asarray(chances)
+                found.setdefault(tuple(request.known_ids()), (np.asarray(ids).tolist(), np.asarray(chances)))
         offer(drafted)
 
     patch.setattr(engine.speculation, "offer", note)

@@ -124,8 +124,8 @@ def test_models_draft_from_the_kv_that_prefill_computed(make_llm, monkeypatch):
     one, apart = (make_llm(DRAFTING, **HEAD, **split) for split in ({}, {"disaggregate": "prefill=1,decode=2"}))
     drafts = [note_drafts(engine, monkeypatch) for engine in (one.engine, apart.engine.decode[0])]
     for llm in (one, apart):
-        for _ in range(2):
-            llm.generate(MIXED[5:], greedy(12))
+        llm.generate(MIXED[5:], greedy(12))
+        llm.generate([[*prompt, 7] for prompt in MIXED[5:]], greedy(12))
     equal_drafts(*drafts)
     assert apart.stats()["handoffs"] == 6
     check_idle(apart)

@@ -14,13 +14,15 @@ if TYPE_CHECKING:
 def pool_side(blueprint: "Blueprint") -> PoolSide:
     """The pools of an engine's cache groups, and of its drafters, in the order of `Engine.all_pools`."""
     target = blueprint.family.config
-    owners = [(target, layout, group, layout.key.name) for group, layout in enumerate(blueprint.layouts)]
+    owners = [(target, layout.key.name, layout) for layout in blueprint.layouts]
+    groups = list(range(len(owners)))
     for draft in blueprint.drafts:
         checkpoint = draft.source.checkpoint
         name = f"{draft.name}-{'' if checkpoint is None else checkpoint.fingerprint().hex()[:12]}"
-        owners += [(draft.model.config, each, draft.group, f"{name}-{each.key.name}") for each in draft.layouts]
+        owners += [(draft.model.config, f"{name}-{layout.key.name}", layout) for layout in draft.layouts]
+        groups += [draft.group] * len(draft.layouts)
     plans, formats = [], []
-    for config, layout, *_ in owners:
+    for config, _, layout in owners:
         mixer = next(layer.mixer for layer in config.layers if cache_key(layer.mixer) == layout.key)
         if isinstance(mixer, AttentionSpec):
             plans.append(kv_plan(mixer.heads, mixer.kv_heads, blueprint.mesh.shape)[0])
@@ -28,5 +30,5 @@ def pool_side(blueprint: "Blueprint") -> PoolSide:
         else:
             plans.append(None)
             formats.append(VectorFormat(layout.dtype, (mixer.kv_rank, layout.dim - mixer.kv_rank)))
-    layouts, groups, names = (tuple(each[place] for each in owners) for place in (1, 2, 3))
-    return PoolSide(blueprint.mesh, names, layouts, tuple(plans), tuple(formats), groups)
+    _, names, layouts = zip(*owners, strict=True)
+    return PoolSide(blueprint.mesh, names, layouts, tuple(plans), tuple(formats), tuple(groups))
