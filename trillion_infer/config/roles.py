@@ -18,7 +18,8 @@ _OPTIONS: dict[str, Callable[[str], object]] = {
 
 
 def role_config(config: EngineConfig, role: str) -> EngineConfig:
-    """The options of one role's engines. Only decode engines draft; prefill engines have `prefill_options` beside.
+    """The options of one role's engines. Only decode engines draft (models that do run along in prefill engines, too);
+    prefill engines have `prefill_options` beside.
 
     Tiers are left out: those are shared by all engines. Raises ConfigError.
     """

@@ -223,7 +223,7 @@ def _compile_drafters(
         names, drafter = pair[0].names(), pair[0].plan.name
         if only is not None:
             rows = max(bucket.sequences for bucket in pair[0].buckets.all)
-            names = [f"{drafter}_extend_{only}", f"{drafter}_chain_{rows}"]
+            names = [name for name in (f"{drafter}_extend_{only}", f"{drafter}_chain_{rows}") if name in names]
         for done, name in enumerate(names):
             progress(name, done, len(names))
             compiled.append(_compile(name, pair, notes))

@@ -62,8 +62,9 @@ def plan_deployment(
     except (ValueError, RuntimeError) as error:
         raise ConfigError(f"config {deployment.name!r}: {error}") from error
     packing = described_packing(deployment.hf_config)
-    config = EngineConfig(**options) if role is None else role_config(EngineConfig(**options), role)
-    drafters = describe_drafters(config.speculate)
+    whole = EngineConfig(**options)
+    config = whole if role is None else role_config(whole, role)
+    drafters = describe_drafters(whole.speculate)
     blueprint = plan_engine(family, placed, config, packing, drafters, role)
     kind = KINDS[name.partition(":")[0]]
     check_fits(blueprint, f"a {kind.name}", kind.memory - budget.RESERVE[kind.platform])
