@@ -27,7 +27,7 @@ def stager(tensor: int, dtype: str = "float32") -> tuple[PageStager, PoolLayout]
     plan, head_axis, slot_axis = kv_plan(9, HEADS, {**dict.fromkeys(AXES, 1), "tensor": tensor})
     key = CacheKey("attention", HEADS, DIM, None, None)
     layout = PoolLayout(key, LAYERS, PAGE, plan.physical_kv_heads, DIM, dtype, 1, head_axis, slot_axis)
-    side = PoolSide(make_mesh({"tensor": tensor}), (layout,), (plan,), (VectorFormat(dtype, (DIM,)),))
+    side = PoolSide(make_mesh({"tensor": tensor}), ("full",), (layout,), (plan,), (VectorFormat(dtype, (DIM,)),), (0,))
     return PageStager(side), layout
 
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import jax
 from jax.sharding import Mesh
 
 from trillion_infer.cache.group import HeldPages
@@ -148,7 +147,7 @@ class DisaggregatedEngine(KeepsBlocksOf):
                 return self._decoded(engine.step())
         piece = next((job.pieces[0] for job in self._jobs.values() if job.pieces), None)
         if piece is not None:
-            jax.block_until_ready(piece.read if piece.data is None else piece.data)
+            piece.wait()
             return []
         source = next((i for i, engine in enumerate(self.prefill) if engine.has_work), None)
         return [] if source is None else self._prefilled(source, self.prefill[source].step())

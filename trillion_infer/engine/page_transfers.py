@@ -1,8 +1,10 @@
 """Prompts on their way through a prefill engine, and the pages they have sent ahead to a decode engine."""
 
+import time
 from collections import deque
 from dataclasses import dataclass, field
 
+import jax
 from jaxtyping import Array
 
 from trillion_infer.core.outputs import HandoffMarks
@@ -36,6 +38,14 @@ class Piece:
         if self.data is None:
             self.data = mover.send(self.read)
         return self.data.is_ready()  # pyright: ignore[reportAttributeAccessIssue]
+
+    def wait(self) -> None:
+        """Waits until it is read; where it is, until it has arrived."""
+        if not self.is_read:
+            jax.block_until_ready(self.read)
+            self.is_read, self.begun = True, time.monotonic()
+        elif self.data is not None:
+            jax.block_until_ready(self.data)
 
 
 @dataclass(eq=False)
