@@ -69,17 +69,31 @@ struct Unpacked {
   F scale[kVectorsWide], offset[kVectorsWide];
 };
 
+// Has a sum in a register here. Left free, a compiler puts all products before all sums, more than registers hold.
+static inline void keep_order(Words& sum) {
+#if defined(__AVX512F__)
+  asm("" : "+v"(sum));
+#elif defined(__AVX2__)
+  asm("" : "+x"(sum));
+#else
+  asm("" : "+w"(sum));
+#endif
+}
+
 // Adds the products of a group with MR rows of x to sums [MR, kWide].
 template <class Rows, int MR>
 static inline void add_products(const Unpacked& u, const int8_t* x, const float* x_scales, float* sums) {
   Dot<Rows::kSigned> dots[MR][kVectorsWide];
-#pragma GCC unroll 1  // unrolled, all products would come before all sums, and not fit the registers
+#pragma GCC unroll 8
   for (int j = 0; j < kQuads; ++j)
 #pragma GCC unroll 4
     for (int r = 0; r < MR; ++r) {
       Words four = splat_word(at<uint32_t>(x + r * 32 + 4 * j));
 #pragma GCC unroll 2
-      for (int v = 0; v < kVectorsWide; ++v) dots[r][v].step(u.w[v][j], four);
+      for (int v = 0; v < kVectorsWide; ++v) {
+        dots[r][v].step(u.w[v][j], four);
+        keep_order(dots[r][v].sum);
+      }
     }
 #pragma GCC unroll 4
   for (int r = 0; r < MR; ++r) {
