@@ -10,6 +10,7 @@ Expect: a line every ten steps (loss, share of right tokens for each step of the
 PROMPTS.jsonl: a line each, {"messages": …} | {"prompt": …} | {"prompt_token_ids": …}.
 """
 
+import importlib
 import json
 from pathlib import Path
 
@@ -45,6 +46,7 @@ llm_flags = define_llm_flags()
 
 
 def main(_: list[str]) -> None:
+    importlib.import_module("grain")  # where it is missing, that is said before the model answers the prompts
     options, folder = llm_flags(), Path(OUTPUT.value)
     config = TrainConfig(
         STEPS.value,

@@ -2,22 +2,26 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import grain
 import numpy as np
 
 from trillion_infer.core.errors import ConfigError
 from trillion_infer.train.answers import Answered
 
+if TYPE_CHECKING:
+    import grain
+
 
 def batches(
     examples: Sequence[Answered], rows: int, length: int, seed: int, shard: int = 0, shards: int = 1
-) -> grain.DatasetIterator:
+) -> "grain.DatasetIterator":
     """Endless batches of this shard's examples: as `padded` gives them, each value with a first axis of `rows`.
 
     The iterator's get_state and set_state go on exactly where it stood. Raises ConfigError for too few examples.
     """
+    import grain
+
     chosen = usable(examples, length, shard, shards)
     if len(chosen) < rows:
         raise ConfigError(
