@@ -388,7 +388,7 @@ class LLM:
         report: BuildReport = self.report
         engine = {"weights": report.weights_bytes, **self.engine.memory()}
         on_host = {"experts_on_host": report.host_bytes} if report.host_bytes else {}
-        return on_host | with_unaccounted({**engine, "program_temporaries": report.temp_bytes}, self.mesh)
+        return on_host | with_unaccounted({**engine, "program_temporaries": report.temp_bytes}, self.mesh, on_host)
 
     def close(self) -> None:
         """Ends what is in flight, lets followers go, and frees the arrays."""

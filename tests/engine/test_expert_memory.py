@@ -136,6 +136,7 @@ def test_two_gigabytes_of_experts_in_600_megabytes():
         memory = llm.memory()
         if expert_memory:
             assert memory.pop("experts_on_host") > 2e9
+            memory.pop("unaccounted")  # on CPU the interpreter and what other tests left
             assert sum(memory.values()) < 600e6
         llm.close()
     assert found[0] == found[1]

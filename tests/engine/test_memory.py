@@ -82,7 +82,7 @@ def test_unaccounted_is_what_is_in_use_beside_the_holders():
     import numpy as np
 
     mesh = SimpleNamespace(devices=np.array([device, device], dtype=object))
-    held = with_unaccounted({"weights": 10**14, "program_temporaries": 10**15, "disk_kv": 10**15}, mesh)
+    held = with_unaccounted({"weights": 10**14, "program_temporaries": 10**15, "disk_kv": 10**15}, mesh, {})
     assert held["unaccounted"] == 2 * used - 10**14
 
 

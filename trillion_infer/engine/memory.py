@@ -73,15 +73,17 @@ def resident() -> int | None:
         return peak if sys.platform == "darwin" else None
 
 
-def with_unaccounted(holders: Mapping[str, int], mesh: Mesh) -> dict[str, int]:
+def with_unaccounted(holders: Mapping[str, int], mesh: Mesh, on_host: Mapping[str, int]) -> dict[str, int]:
     """The holders and, where the system tells, `unaccounted`: what is in use beside those that stay.
 
-    On CPU these are the interpreter, the libraries and the compiled code; pages never written are not counted.
+    On CPU these are the interpreter, the libraries and the compiled code; pages never written are not counted, and what
+    is `on_host` lies in the same memory.
     """
     used = in_use(mesh)
     if used is None:
         return dict(holders)
-    stays = sum(size for name, size in holders.items() if name not in ("program_temporaries", "disk_kv"))
+    here = {**holders, **on_host} if platform_of(mesh) == "cpu" else holders
+    stays = sum(size for name, size in here.items() if name not in ("program_temporaries", "disk_kv"))
     return {**holders, "unaccounted": max(0, used - stays)}
 
 
