@@ -9,9 +9,21 @@ from trillion_infer.layers.parameters import WHOLE, single, stacked, value
 
 
 def rms_normalise(x: Float[Array, "*b D"], eps: float) -> Float[Array, "*b D"]:
-    """x over the root of its mean square, in float32."""
+    """x over the root of its mean square, in float32. On CPU a row's bits do not depend on how many rows there are."""
     x = x.astype(jnp.float32)
-    return x * lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps)
+    total = lax.platform_dependent(x * x, cpu=_sum_by_halves, default=lambda s: jnp.sum(s, axis=-1, keepdims=True))
+    return x * lax.rsqrt(total / x.shape[-1] + eps)
+
+
+def _sum_by_halves(x: Float[Array, "*b D"]) -> Float[Array, "*b 1"]:
+    """The sum of each row in an order that is written down: XLA for CPUs reduces one row in another than several."""
+    while x.shape[-1] > 1 and x.shape[-1] % 2 == 0:
+        half = x.shape[-1] // 2
+        x = x[..., :half] + x[..., half:]
+    total = x[..., :1]
+    for place in range(1, x.shape[-1]):
+        total = total + x[..., place : place + 1]
+    return total
 
 
 class RMSNorm(nnx.Module):
