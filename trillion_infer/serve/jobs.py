@@ -61,13 +61,13 @@ class Job:
             raise
 
     def _receive(self, number: int, item: Item) -> None:
-        goes_on = isinstance(item, Delta) and item.finish_reason is None
-        if goes_on and self._only_outputs:
+        delta = item if isinstance(item, Delta) and item.finish_reason is None else None
+        if delta is not None and self._only_outputs:
             return
         arrived = None if self._arrived is None or self._arrived.done() else self._arrived
-        if goes_on and arrived and self.at_once is not None and self._alone:
+        if delta is not None and arrived and self.at_once is not None and self._alone:
             try:
-                if self.at_once(number, item):
+                if self.at_once(number, delta):
                     return
             except Exception as error:
                 arrived.set_exception(error)

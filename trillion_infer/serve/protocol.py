@@ -50,7 +50,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._head_is_there()
         super().on_headers_complete()
         if (cycle := self.cycle) is not None:  # none where another protocol takes the connection over
-            extensions = self.scope.setdefault("extensions", {})  # pyright: ignore[reportTypedDictNotRequiredAccess]
+            extensions: dict[str, Any] = self.scope.setdefault("extensions", {})  # pyright: ignore[reportAssignmentType]
             extensions[CHUNK_EXTENSION] = partial(_write_chunk, cycle)
 
     def send_400_response(self, msg: str) -> None:
