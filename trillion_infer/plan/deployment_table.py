@@ -15,7 +15,7 @@ Written by `scripts/deployment_report.py` from what `python scripts/compile.py -
 program of the deployment, compiled with the devices' own compiler on a machine that has none of them. Each file in
 `configs/` states a model with its real numbers, a mesh, `max_running` and the longest context. Rows of two programs
 are of `--largest`, which compiles the largest step and its sampler only: the same figures of memory in a fraction of
-the time. Deployments without a row have not been compiled whole.
+the time.
 """
 
 CONCLUSION = """
