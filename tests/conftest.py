@@ -82,10 +82,10 @@ def free_programs():
     gc.collect()
 
 
-AOT_SAMPLE = 6
+AOT_SAMPLE = 5
 """Ahead-of-time compiles a test file keeps in an ordinary run, evenly spread over its matrix; --aot=all runs all."""
 
-MATRIX_SAMPLE = 3
+MATRIX_SAMPLE = 2
 """Parameters a test marked `matrix` keeps in an ordinary run, each of which builds engines; --matrix=all runs all."""
 
 

@@ -81,6 +81,7 @@ class LLM:
       interpret: run the Pallas kernels of `attention` (pallas: TPU's) on CPU in interpret mode, for tests.
       debug_kernels: check page tables and lengths before every step and raise KernelInputError, at some cost.
       cpu_isa: instruction set of this process's native CPU kernels: auto (the best there is) | avx2 | avx512 | neon.
+      int8_activations: on CPU with dtype bfloat16, round what meets packed weights to 8 bits: faster, less exact.
       precompile: compile every program before the first request. compile_cache: folder for compiled programs, ""
         for none; None: the user's cache folder.
       bundle: folder of executable bundles (scripts/compile.py --bundle writes them): programs are loaded from the one
@@ -121,6 +122,7 @@ class LLM:
         attention: str = "auto",
         debug_kernels: bool = False,
         cpu_isa: str = "auto",
+        int8_activations: bool = False,
         interpret: bool = False,
         precompile: bool = True,
         compile_cache: str | None = None,

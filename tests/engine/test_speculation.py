@@ -250,7 +250,6 @@ def test_grammar_drafts_equal_plain(make_llm, drafting):
         ({"speculate": "ngram,ngram"}, "names ngram 2 times"),
         ({"speculate": "draft"}, "gives draft no checkpoint"),
         ({"speculate": "ngram:/x"}, "gives ngram the path '/x'"),
-        ({"speculate": "eagle3:/x", "disaggregate": "prefill=1,decode=1"}, "eagle3:/x' names a model that drafts"),
     ],
 )
 def test_bad_drafters_are_refused_before_loading(options, message):

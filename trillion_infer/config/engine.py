@@ -43,6 +43,7 @@ class EngineConfig:
     debug_kernels: check the values of every batch before it is sent, which makes every step wait for the last.
     interpret: run Pallas kernels on CPU in interpret mode, for tests; `attention` says whose (pallas: TPU's).
     cpu_isa: instruction set of the native CPU kernels, for the whole process.
+    int8_activations: native CPU kernels round activations to int8 where weights are packed and dtype is bfloat16.
     penalties: False saves the sampler's tables and refuses requests that need them.
     """
 
@@ -76,6 +77,7 @@ class EngineConfig:
     interpret: bool = False
     debug_kernels: bool = False
     cpu_isa: str = "auto"
+    int8_activations: bool = False
 
     def __post_init__(self) -> None:
         _one_of("dtype", self.dtype, DTYPES)

@@ -145,7 +145,9 @@ class Blueprint:
 
     def programs(self, pages: tuple[int, ...]) -> Programs:
         """The programs for pools of these pages; nothing is compiled yet."""
-        ops = choose_ops(self.mesh, self.dtype, self.config.attention, self.config.interpret)
+        ops = choose_ops(
+            self.mesh, self.dtype, self.config.attention, self.config.interpret, self.config.int8_activations
+        )
         drafts = draft_length(self.config)
         smallest = SMALLEST_PREFILL.get(platform_of(self.mesh), 64)
         buckets = make_buckets(self.config.max_running, self.max_batch_tokens, drafts, smallest)

@@ -130,7 +130,7 @@ def plan_drafters(
             f"{named}, whose KV lies beside layers that see everything, and {family.config.family} has none; "
             "use ngram, suffix or grammar."
         )
-    ops = choose_ops(mesh, dtype, config.attention, config.interpret)
+    ops = choose_ops(mesh, dtype, config.attention, config.interpret, config.int8_activations)
     platform = pool_platform(mesh, config.attention, config.interpret)
     beside = layouts[full[0]], full[0]
     return tuple(_plan(source, family, target, mesh, ops, dtype, *beside, platform) for source in sources)

@@ -9,13 +9,15 @@ from trillion_infer.core.errors import ConfigError
 from trillion_infer.layers.context import Ops
 
 
-def choose_ops(mesh: Mesh, dtype: str, attention: str = "auto", interpret: bool = False) -> Ops:
+def choose_ops(
+    mesh: Mesh, dtype: str, attention: str = "auto", interpret: bool = False, int8_activations: bool = False
+) -> Ops:
     """Ops for a mesh and a parameter dtype.
 
     On CPU activations are float32 whatever the weights: XLA's bfloat16 arithmetic there is slower (except large
     products on cores with AMX) and less exact. The native kernels read weights and pages in place, if they can be
-    built; XLA serves otherwise. With bfloat16 they round activations to int8 where weights are packed, 32 at a
-    time (W4A8, W8A8: docs/quantisation.md says what it costs); with float32 nothing is rounded.
+    built; XLA serves otherwise. With bfloat16 and `int8_activations` they round activations to int8 where weights are
+    packed, 32 at a time (W4A8, W8A8: docs/quantisation.md says what it costs); with float32 nothing is rounded.
     """
     platform = platform_of(mesh)
     backend = attention_backend(platform, attention, interpret)
@@ -27,7 +29,7 @@ def choose_ops(mesh: Mesh, dtype: str, attention: str = "auto", interpret: bool 
         attention=backend,
         matmul="cpu" if natively else "xla",
         interpret=interpret,
-        int8_activations=natively and dtype == "bfloat16",
+        int8_activations=int8_activations and natively and dtype == "bfloat16",
     )
 
 

@@ -40,7 +40,7 @@ class TargetStates:
         self._tables = tuple(jax.device_put(table, by_data) for _ in state.tables)
         self._last = state.sampler.last_token
         self._put = partial(jax.device_put, device=by_data)
-        ops = choose_ops(mesh, blueprint.dtype, config.attention, config.interpret)
+        ops = choose_ops(mesh, blueprint.dtype, config.attention, config.interpret, config.int8_activations)
         abstract = shape.abstract(mesh)
         forward = make_forward(
             blueprint.model, mesh, self._layout.bucket, abstract, ops, blueprint.abstract_params(), taken
