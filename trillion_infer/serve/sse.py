@@ -78,6 +78,7 @@ class EventStream(Response):
         except (ClientGone, OSError):
             return
         finally:
+            self._job.at_once = None  # which leads back here: a cycle would wait for the collector
             self._close()
 
     async def _pump(self, send: Send) -> None:
