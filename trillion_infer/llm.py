@@ -54,8 +54,7 @@ class LLM:
       model: Hugging Face directory, .gguf file, Orbax directory, or hub id; or what a config.json says, as a dict, for
         a model of that shape with random weights.
       config: name of a deployment in configs/, or a path to such a file; keywords given here win over it.
-      dtype: float32 | bfloat16 | auto (the checkpoint's own). With bfloat16 on CPU activations that meet packed weights
-        are rounded to int8, 32 at a time; with float32 nothing is.
+      dtype: float32 | bfloat16 | auto (the checkpoint's own).
       mesh: "data=1,tensor=4", a dict, or a jax.sharding.Mesh.
       disaggregate: "prefill=4,decode=4" or "prefill=2x2,decode=4" (groups x devices): each role on its own devices.
       prefill_options: what prefill meshes have different, as "max_running=8,prefill_chunk=2048,kv_dtype=bfloat16".
@@ -64,7 +63,7 @@ class LLM:
       page_size: tokens a KV page. kv_memory: bytes, or a fraction of what is free; None: all that the compiled
         programs leave (on CPU at most 512 MiB).
       kv_dtype: float32 | bfloat16; int8 | fp8, with a scale for each position and head; None: as dtype.
-      quantize: int8 | int4 | int4_64 | fp8: round the weights of products while loading.
+      quantize: int8 | int4 | int4_64 | fp8: round the weights of products while loading; activations stay as they are.
         keep: blocks of a GGUF stay packed (CPU); none: nothing is packed; None: experts stay as they were stored, and
         blocks of a GGUF where native CPU kernels multiply them.
       expert_memory: host | host:BYTES: routed experts stay in host memory, the hot ones in BYTES of the devices'.
