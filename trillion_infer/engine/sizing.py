@@ -76,11 +76,11 @@ def prepare(programs: Programs, pages: tuple[int, ...], progress: Progress | Non
     if source.is_whole(programs.names()):
         programs.load_behind()
         return
+    for reason in source.reasons:
+        source.tell(reason)
     programs.load_all(progress)
     if not programs.missing():
         return
-    for reason in source.reasons:
-        _LOG.log(logging.INFO if source.bounded else logging.WARNING, "Compiling: %s.", reason)
     with FreshCompiles() as fresh:
         programs.compile_all(progress)
     if fresh.cached:

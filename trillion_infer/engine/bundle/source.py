@@ -1,5 +1,6 @@
 """Programs out of a bundle, and into one."""
 
+import logging
 import os
 import time
 from collections.abc import Collection, Iterable, Mapping
@@ -12,6 +13,8 @@ from trillion_infer.engine.bundle import executables, identity, store
 from trillion_infer.engine.bundle.executables import NotBundled
 from trillion_infer.engine.bundle.store import BundleError, StoredBundle, StoredProgram
 from trillion_infer.engine.programs import Program
+
+_LOG = logging.getLogger(__name__)
 
 CACHE_BYTES = 1 << 30
 """Most bytes of bundles kept in the user's cache folder."""
@@ -28,6 +31,7 @@ class BundleSource:
         self.reasons: list[str] = []
         self.bounded = bounded
         self._stored: StoredBundle | None = None
+        self._read: dict[str, bytes] = {}
         try:
             stored = store.read(self.folder)
             if dict(stored.identity) != dict(facts):
@@ -57,15 +61,19 @@ class BundleSource:
         self.reasons.append(reason)
 
     def is_whole(self, names: Collection[str]) -> bool:
-        """Whether all of these programs are there and undamaged."""
-        if self._stored is None or not set(names) <= self._stored.programs.keys():
+        """Whether all of these programs are there and undamaged; what was read for that is kept until it is loaded."""
+        stored = self._stored
+        if stored is None or not set(names) <= stored.programs.keys():
             return False
         try:
-            for name in names:
-                self._stored.payload(name)
+            self._read = {name: stored.payload(name) for name in names}
         except BundleError:
             return False
         return True
+
+    def tell(self, reason: str) -> None:
+        """Logs why something is compiled: of a folder that somebody named it is a warning."""
+        _LOG.log(logging.INFO if self.bounded else logging.WARNING, "Compiling: %s.", reason)
 
     def load(self, name: str, args: tuple[Any, ...], donated: tuple[int, ...], mesh: Mesh) -> Program | None:
         """The program for these abstract arguments; None, with a reason, where the bundle has not got it whole."""
@@ -79,9 +87,11 @@ class BundleSource:
                 raise BundleError("it is not in the bundle")
             if program.inputs != executables.describe_arguments(args):
                 raise BundleError("it was compiled for other arguments")
-            run = executables.unpack(stored.payload(name), program.description, args, donated, mesh)
+            payload = self._read.pop(name, None) or stored.payload(name)
+            run = executables.unpack(payload, program.description, args, donated, mesh)
         except (BundleError, NotBundled) as error:
             self.reasons.append(f"{name} is compiled: {error}")
+            self.tell(self.reasons[-1])
             return None
         seconds = time.perf_counter() - start
         return Program(name, run, seconds, program.temp_bytes, program.flops, program.bytes, loaded=True)
