@@ -27,22 +27,18 @@ def deployment(pool_model):
     # The first compiles, and the others load what it has compiled.
     prefill = [Worker(pool_model, "prefill", ports[0], ports[2])]
     decode: list[Worker] = []
-    processes = [prefill[0].process]
     try:
         prefill[0].wait()
         prefill.append(Worker(pool_model, "prefill", ports[1], ports[3]))
         decode = [Worker(pool_model, "decode", ports[i + 4], ports[i + 6]) for i in range(2)]
-        processes += [worker.process for worker in (prefill[1], *decode)]
         for worker in (*prefill, *decode):
             worker.wait()
         router = RouterProcess(prefill, decode)
-        processes.append(router.process)
         yield prefill, decode, router
+        router.process.kill()
     finally:
-        restarted = [worker.process for worker in (*prefill, *decode)]
-        for process in (*processes, *restarted):
-            if process.child.poll() is None:
-                process.kill()
+        for worker in (*prefill, *decode):
+            worker.end()
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,11 +24,11 @@ START_S = 600.0
 NAME = "tiny"
 
 
-def tiny_model(path: Path) -> Path:
-    """The tiny SmolLM2 with a tokenizer of its 128 ids: one ASCII character each."""
+def tiny_model(path: Path, model: str = "smollm2") -> Path:
+    """A tiny model with a tokenizer of its 128 ids: one ASCII character each."""
     path.mkdir()
     for name in ("config.json", "model.safetensors"):
-        shutil.copy(GOLDEN / "tiny" / "smollm2" / name, path / name)
+        shutil.copy(GOLDEN / "tiny" / model / name, path / name)
     vocab = {chr(i) if 33 <= i < 127 else chr(256 + i): i for i in range(128)}
     backend = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -78,10 +78,13 @@ def wait_until(condition, seconds: float, what) -> None:
 
 
 class Worker:
-    """scripts/serve.py with a role. A restart takes the same ports."""
+    """scripts/serve.py with a role. A restart takes the same ports. coordinator: a port at which two processes with a
+    device each meet, which are the worker together."""
 
-    def __init__(self, model: Path, role: str, http: int, handoff: int, *flags: str):
+    def __init__(self, model: Path, role: str, http: int, handoff: int, *flags: str, coordinator: int | None = None):
         self.role, self.url, self.handoff = role, f"http://127.0.0.1:{http}", f"127.0.0.1:{handoff}"
+        meet = (f"--coordinator=127.0.0.1:{coordinator}", "--num_processes=2")
+        self._own = [[]] if coordinator is None else [[*meet, f"--process_id={rank}"] for rank in range(2)]
         self._command = [
             "scripts/serve.py",
             f"--model={model}",
@@ -105,12 +108,18 @@ class Worker:
         self.start()
 
     def start(self) -> None:
-        self.process = Process(self._command)
+        self.processes = [Process([*self._command, *own]) for own in self._own]
+
+    @property
+    def process(self) -> Process:
+        """The one that leads."""
+        return self.processes[0]
 
     @property
     def is_ready(self) -> bool:
-        if self.process.child.poll() is not None:
-            raise AssertionError(self.process.tail())
+        for process in self.processes:
+            if process.child.poll() is not None:
+                raise AssertionError(process.tail())
         return self.state() is not None
 
     def state(self) -> dict | None:
@@ -134,6 +143,12 @@ class Worker:
 
     def kill(self) -> None:
         self.process.kill()
+
+    def end(self) -> None:
+        """Whatever of it still runs."""
+        for process in self.processes:
+            if process.child.poll() is None:
+                process.kill()
 
 
 class RouterProcess:
@@ -163,7 +178,7 @@ def body(prompt: str, max_tokens: int, seed: int | None = None, **more) -> dict:
     return {"model": NAME, "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True, **sampling, **more}
 
 
-def streamed(url: str, request: dict, timeout_s: float = 120) -> Iterator[dict]:
+def streamed(url: str, request: dict, timeout_s: float = 120) -> Generator[dict, None, None]:
     """Events of a stream; an answer that is not 200 is one event with an error."""
     with httpx.stream("POST", f"{url}/v1/completions", json={**request, "stream": True}, timeout=timeout_s) as answer:
         if answer.status_code != 200:

@@ -1,5 +1,6 @@
 """The files under deploy/ agree with the scripts they start."""
 
+import re
 import socket
 import subprocess
 import sys
@@ -56,10 +57,12 @@ def programs(script: str, arguments: list[str]) -> list[tuple[str, list[str]]]:
 
 def test_the_router_s_workers_are_the_pool_s_pods():
     router = next(c for c in containers() if c["name"] == "router")
-    pool = next(d for p in MANIFESTS for d in yaml.safe_load_all(p.read_text()) if d["kind"] == "LeaderWorkerSet")
-    name, count = pool["metadata"]["name"], pool["spec"]["replicas"]
-    urls = ",".join(f"http://{name}-{i}.{name}:8000" for i in range(count))
-    assert f"--workers={urls}" in router["args"]
+    pools = [d for p in MANIFESTS for d in yaml.safe_load_all(p.read_text()) if d["kind"] == "LeaderWorkerSet"]
+    told = [*router["args"], *re.findall(r"--\S+", (MANIFESTS[0].parent / "pools.yaml").read_text())]
+    for pool in pools:
+        name, count = pool["metadata"]["name"], pool["spec"]["replicas"]
+        urls = ",".join(f"http://{name}-{i}.{name}:8000" for i in range(count))
+        assert f"--{name}={urls}" in told
 
 
 def test_two_processes_start_together_and_run_the_program(tmp_path):

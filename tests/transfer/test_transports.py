@@ -12,7 +12,8 @@ from sharding.rules import kv_plan
 from trillion_infer.cache.layout import PoolLayout
 from trillion_infer.config.model import CacheKey
 from trillion_infer.core.errors import ConfigError
-from trillion_infer.engine.handoff.staging import PageStager, checksum
+from trillion_infer.engine.handoff.page_programs import checksum
+from trillion_infer.engine.handoff.staging import PageStager
 from trillion_infer.transfer.convert import VectorFormat
 from trillion_infer.transfer.pages import PoolSide
 from trillion_infer.transfer.transports import make_transport
@@ -20,19 +21,20 @@ from trillion_infer.transfer.transports.base import TransferError
 from trillion_infer.transfer.transports.memory import MemoryTransport
 
 KEY = b"a key of sixteen bytes"
-HEADS, DIM, LAYERS, PAGE = 3, 8, 2, 4
+HEADS, DIM, LAYERS, PAGE, PAGES = 3, 8, 2, 4, 32
 
 
 def stager(tensor: int, dtype: str = "float32") -> tuple[PageStager, PoolLayout]:
     plan, head_axis, slot_axis = kv_plan(9, HEADS, {**dict.fromkeys(AXES, 1), "tensor": tensor})
     key = CacheKey("attention", HEADS, DIM, None, None)
     layout = PoolLayout(key, LAYERS, PAGE, plan.physical_kv_heads, DIM, dtype, 1, head_axis, slot_axis)
-    side = PoolSide(make_mesh({"tensor": tensor}), ("full",), (layout,), (plan,), (VectorFormat(dtype, (DIM,)),), (0,))
-    return PageStager(side), layout
+    mesh = make_mesh({"tensor": tensor})
+    side = PoolSide(mesh, ("full",), (layout,), (plan,), (VectorFormat(dtype, (DIM,)),), (0,))
+    return PageStager(side, [layout.abstract(PAGES, mesh)]), layout
 
 
 def filled(layout: PoolLayout, tensor: int, value: float) -> jax.Array:
-    abstract = layout.abstract(32, make_mesh({"tensor": tensor}))
+    abstract = layout.abstract(PAGES, make_mesh({"tensor": tensor}))
     return jax.tree.map(lambda leaf: jax.device_put(jnp.full(leaf.shape, value, leaf.dtype), leaf.sharding), abstract)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -51,6 +52,14 @@ class Recorder:
         placed = place(value, sharding)
         self._name(placed)
         return placed
+
+    def share(self, value: jax.Array) -> jax.Array:
+        """`value`, which lies on a device of this process, as the one row of an array `[devices, …]` over the mesh
+        that is not zero: a program that sums the rows has it everywhere, and it travels between the devices."""
+        self._send(["share", list(value.shape), value.dtype.name])
+        shared = _rows(value.shape, value.dtype, self._mesh, value)
+        self._name(shared)
+        return shared
 
     def compare(self, step: int, array: jax.Array) -> None:
         """Has every follower compare a digest of this array's values with its own."""
@@ -96,6 +105,9 @@ class Replayer:
             value, spec = values
             parts = (tuple(p) if isinstance(p, list) else p for p in spec)
             self.know(place(value, NamedSharding(self._mesh, PartitionSpec(*parts))))
+        elif kind == "share":
+            shape, dtype = values
+            self.know(_rows(tuple(shape), jnp.dtype(dtype), self._mesh))
         elif kind == "compare":
             step, number, theirs = values
             if digest(self._arrays[number]) != theirs:
@@ -116,6 +128,25 @@ class Replayer:
 def place(value: np.ndarray, sharding: NamedSharding) -> jax.Array:
     """A global array of which each process fills its own shards from the whole `value`."""
     return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
+
+
+def row_sharding(mesh: Mesh) -> NamedSharding:
+    """A row on each device of a mesh."""
+    return NamedSharding(mesh, PartitionSpec(mesh.axis_names))
+
+
+def local_devices(mesh: Mesh) -> list[jax.Device]:
+    """The devices of a mesh that are this process's."""
+    return [device for device in mesh.devices.flat if device.process_index == jax.process_index()]
+
+
+def _rows(shape: tuple[int, ...], dtype: Any, mesh: Mesh, value: jax.Array | None = None) -> jax.Array:
+    """`[devices, *shape]`, a row on each device: `value` on this process's first, if it is given, zeros elsewhere."""
+    devices = local_devices(mesh)
+    rows = [jnp.zeros((1, *shape), dtype, device=device) for device in devices]
+    if value is not None:
+        rows[0] = jax.device_put(value, devices[0])[None]
+    return jax.make_array_from_single_device_arrays((mesh.size, *shape), row_sharding(mesh), rows)
 
 
 def digest(array: jax.Array) -> bytes:

@@ -320,8 +320,9 @@ def build_engine(
         group.agree("built", 0, min)
     if isinstance(group, Follower):
         from trillion_infer.engine.many_hosts import FollowingEngine
+        from trillion_infer.engine.pool_sides import pool_side
 
-        return FollowingEngine(programs, state, params, group), report
+        return FollowingEngine(programs, state, params, group, pool_side(blueprint)), report
     schedulers = [_scheduler(blueprint, caches, fingerprint) for _ in range(blueprint.data)]
     speculation = None
     if config.speculate:

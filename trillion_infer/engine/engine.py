@@ -3,6 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -172,6 +173,10 @@ class Engine(KeepsBlocks):
 
     def wake_by(self, wake: Callable[[], None]) -> None:
         """Takes a function that wakes a sleeping loop; work comes by `add` alone here, so it is not needed."""
+
+    def guarded(self) -> AbstractContextManager[None]:
+        """Around what runs on the devices: says why it fails, where something else than this process is the cause."""
+        return nullcontext()
 
     def queued_tokens(self) -> int:
         """Prompt tokens not yet computed, over all requests."""

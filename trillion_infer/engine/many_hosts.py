@@ -1,7 +1,8 @@
 """An engine over several processes: one schedules, the others repeat its calls in lockstep."""
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -13,9 +14,11 @@ from trillion_infer.distributed.group import Follower, Leader
 from trillion_infer.engine.bundle.identity import code_digest
 from trillion_infer.engine.engine import Engine
 from trillion_infer.engine.events import TokenEvent
+from trillion_infer.engine.handoff.page_programs import PREFIX, PagePrograms
 from trillion_infer.engine.programs import Programs
 from trillion_infer.engine.state import DeviceState
 from trillion_infer.speculate import parse_speculate
+from trillion_infer.transfer.pages import PoolSide
 
 COMPARE_EVERY = 16
 """Steps between two comparisons of the sampled ids."""
@@ -30,9 +33,14 @@ class LeadingEngine(Engine):
         self._compared = 0
 
     def step(self, waits: bool = True) -> list[TokenEvent]:
+        with self.guarded():
+            return super().step(waits)
+
+    @contextlib.contextmanager
+    def guarded(self) -> Iterator[None]:
         self.group.check()
         try:
-            return super().step(waits)
+            yield
         except jax.errors.JaxRuntimeError:
             self.group.explain()
             raise
@@ -52,15 +60,23 @@ class LeadingEngine(Engine):
 
 
 class FollowingEngine:
-    """The engine of any other process: it has the same programs, weights and pools, and no requests of its own."""
+    """The engine of any other process: it has the same programs, weights and pools, and no requests of its own.
+
+    side: of the pools, whose pages the leader may hand to other engines.
+    """
 
     has_work = False
 
-    def __init__(self, programs: Programs, state: DeviceState, params: Any, group: Follower):
+    def __init__(self, programs: Programs, state: DeviceState, params: Any, group: Follower, side: PoolSide):
         self.programs, self.group = programs, group
         self._held = (params, state)
-        self._replayer = Replayer(lambda name: programs.named(name).run, programs.mesh)
+        self._pages = PagePrograms(side, state.kv_pools)
+        self._replayer = Replayer(self._find, programs.mesh)
         self._replayer.know(self._held)
+
+    def _find(self, name: str) -> Any:
+        """The compiled program of a name."""
+        return (self._pages if name.startswith(PREFIX) else self.programs).get(name).run
 
     def follow(self) -> None:
         """Repeats the leader's calls until it closes its engine. Raises GroupError where it is lost or differs."""

@@ -58,9 +58,10 @@ class ProgramSource(Protocol):
 @dataclass
 class ProgramSet:
     """Programs by name, compiled all at once or when first needed. `compiled` counts compilations; after warm-up it
-    does not change."""
+    does not change. With a recorder, other processes repeat every call."""
 
     compiled: int = field(default=0, init=False)
+    recorder: Recorder | None = field(default=None, init=False)
     _programs: dict[str, Program] = field(default_factory=dict, init=False)
     _coming: dict[str, "Future[Program | None]"] = field(default_factory=dict, init=False)
 
@@ -108,6 +109,8 @@ class ProgramSet:
         return self._programs[name]
 
     def _add(self, program: Program) -> None:
+        if self.recorder is not None:
+            program = replace(program, run=self.recorder.wrap(program.name, program.run))
         self._programs[program.name] = program
         self.compiled += not program.loaded
 
@@ -123,7 +126,6 @@ class Programs(ProgramSet):
     """The programs of one engine. aux_layers: hidden states that models that draft read; None: there are none.
 
     A program that `source` has is taken from there. What nobody compiled ahead is compiled when it is first needed.
-    With a recorder, other processes repeat every call.
     """
 
     model: Decoder
@@ -132,7 +134,6 @@ class Programs(ProgramSet):
     ops: Ops
     params: Any
     state: DeviceState
-    recorder: Recorder | None = None
     source: ProgramSource | None = None
     aux_layers: tuple[int, ...] | None = None
 
@@ -146,10 +147,6 @@ class Programs(ProgramSet):
     def score(self, bucket: Bucket) -> Program:
         """Scores prompt positions from the hidden states of a mixed bucket."""
         return self.get(f"score_{bucket.tokens}")
-
-    def named(self, name: str) -> Program:
-        """One of `names`."""
-        return self.get(name)
 
     def place(self, value: np.ndarray | np.generic, spec: P) -> jax.Array:
         """A host array on the devices of the mesh."""
@@ -189,11 +186,6 @@ class Programs(ProgramSet):
     def temp_bytes(self) -> int:
         coming = self.source.temp_bytes if self._coming and self.source is not None else 0
         return max(super().temp_bytes, coming)
-
-    def _add(self, program: Program) -> None:
-        if self.recorder is not None:
-            program = replace(program, run=self.recorder.wrap(program.name, program.run))
-        super()._add(program)
 
     def _load(self, name: str) -> Program | None:
         if self.source is None:

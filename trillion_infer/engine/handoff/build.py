@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from trillion_infer.core.errors import ConfigError
 from trillion_infer.engine.build import Blueprint
 from trillion_infer.engine.engine import Engine
@@ -60,17 +58,16 @@ def make_worker(
     options: HandoffOptions,
     transport: Transport | None = None,
 ) -> HandoffEngine:
-    """Makes an engine a worker: compiles what moves pages, listens, dials its peers.
+    """Makes an engine a worker: compiles what moves pages, listens, dials its peers. Of an engine over several
+    processes the leader is the worker, and the others repeat its calls.
 
     transport: instead of the one that `options` names. Raises ConfigError and OSError (the port is taken).
     """
     if blueprint.data > 1 or not isinstance(engine, Engine):
         raise ConfigError("a worker with a role has one mesh without a data axis; leave data=1 and no disaggregate.")
-    if jax.process_count() > 1:
-        raise ConfigError("a worker with a role runs in one process; leave --num_processes out.")
     key = options.key.encode()
     transport = transport or make_transport(options.transport, key, options.host)
-    stager = PageStager(pool_side(blueprint))
+    stager = PageStager(pool_side(blueprint), engine.all_pools, engine.programs.recorder)
     engine.replace_pools(stager.warm_up(engine.all_pools))
     epoch, limits = secrets.token_hex(8), options.limits
     identity = Identity(

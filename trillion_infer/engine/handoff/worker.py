@@ -138,6 +138,10 @@ class HandoffEngine(KeepsBlocksOf):
 
     def step(self) -> list[TokenEvent]:
         """Handles messages, then one step of the device; waits a little for messages where there is no such step."""
+        with self.engine.guarded():
+            return self._step()
+
+    def _step(self) -> list[TokenEvent]:
         self._read()
         now = time.monotonic()
         self._reserve(now)
