@@ -6,8 +6,8 @@ tests/oracle/torch_baseline.py for the form of the work and of the lines.
 
 import argparse
 import json
+import os
 import resource
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -31,10 +31,12 @@ def main(engine: str, doc: str, load: Callable[[argparse.Namespace], Model]) -> 
     parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()
     work = json.loads(Path(args.work).read_text(encoding="utf-8"))
+    figures = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what an engine says goes to stderr, whatever it takes for its log
 
     def emit(metric: str, value: float, unit: str) -> None:
         line = {"engine": engine, "metric": metric, "value": round(value, 3), "unit": unit, "dtype": args.dtype}
-        print(json.dumps({**line, "model": Path(args.model).name}), flush=True)
+        print(json.dumps({**line, "model": Path(args.model).name}), file=figures, flush=True)
 
     measure(load(args), work, args.repeats, emit)
 
@@ -63,6 +65,5 @@ def measure(model: Model, work: dict[str, Any], repeats: int, emit: Callable[[st
 
 
 def _seconds(model: Model, prompts: Sequence[Sequence[int]], out: int, running: int) -> float:
-    start = time.perf_counter()
-    model.run(prompts, out, running)
-    return time.perf_counter() - start
+    start, _, end = model.run(prompts, out, running)
+    return end - start

@@ -68,11 +68,11 @@ def test_the_chart_is_an_image(tmp_path):
 
 
 def test_an_engine_that_is_not_here_is_absent_with_its_reason():
-    with pytest.raises(BaselineUnavailable, match="llama_cpp is not installed; name a Python"):
+    with pytest.raises(BaselineUnavailable, match="xllamacpp is not installed; name a Python"):
         interpreter_of(OTHERS["llama_cpp"], None, "m.gguf")
-    with pytest.raises(ConfigError, match="cannot import llama_cpp"):
+    with pytest.raises(ConfigError, match="cannot import xllamacpp"):
         interpreter_of(OTHERS["llama_cpp"], sys.executable, "m.gguf")
-    with pytest.raises(BaselineUnavailable, match="give a Hugging Face folder"):
+    with pytest.raises(BaselineUnavailable, match="give a Hugging Face folder with --vllm_model"):
         interpreter_of(OTHERS["vllm"], None, "m.gguf")
 
 

@@ -25,7 +25,8 @@ class OtherEngine:
 OTHERS: Mapping[str, OtherEngine] = {
     engine.name: engine
     for engine in (
-        OtherEngine("llama_cpp", ("llama_cpp",), _FOLDER / "llama_cpp.py"),
+        OtherEngine("llama_cpp", ("xllamacpp",), _FOLDER / "llama_library.py"),
+        OtherEngine("llama_server", ("xllamacpp",), _FOLDER / "llama_server.py"),
         OtherEngine("vllm", ("vllm",), _FOLDER / "vllm.py", takes_gguf=False),
     )
 }
@@ -39,7 +40,9 @@ def interpreter_of(engine: OtherEngine, asked: str | None, model: str) -> str:
     if asked == "":
         raise BaselineUnavailable("it was switched off")
     if model.endswith(".gguf") and not engine.takes_gguf:
-        raise BaselineUnavailable("it does not read this GGUF file; give a Hugging Face folder")
+        raise BaselineUnavailable(
+            f"it does not read this GGUF file; give a Hugging Face folder with --{engine.name}_model=…"
+        )
     python = asked or sys.executable
     probe = f"import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, {engine.modules!r})))"
     try:

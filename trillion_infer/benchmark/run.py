@@ -36,7 +36,8 @@ _LIMIT_DTYPES = {"bf16_gflops": "bfloat16", "f32_gflops": "float32"}
 @dataclass(frozen=True)
 class Plan:
     """options: keywords of LLM. repeats: the best is reported. torch_python: see find_python. others: interpreters of
-    the engines in OTHERS that are to be measured, None for this one. trace: gets the spans of `transfer`. plot: file
+    the engines in OTHERS that are to be measured, None for this one; models: the same model in the form that an engine
+    reads, where that is another. trace: gets the spans of `transfer`. plot: file
     for the picture of `interference`."""
 
     options: Mapping[str, Any]
@@ -45,6 +46,7 @@ class Plan:
     repeats: int = 3
     torch_python: str | None = None
     others: Mapping[str, str | None] = field(default_factory=dict)
+    models: Mapping[str, str] = field(default_factory=dict)
     trace: Trace | None = None
     plot: str | None = None
 
@@ -110,7 +112,7 @@ def run_plan(plan: Plan, tell: Callable[[str], None], progress: Progress | None 
     work = draws[0].for_baseline(plan.workloads, running)
     for engine, (python, script) in scripts.items():
         try:
-            for each in run_baseline(python, str(plan.options["model"]), dtype, work, plan.repeats, script):
+            for each in run_baseline(python, _model_of(plan, engine), dtype, work, plan.repeats, script):
                 found.append(each)
                 yield each
         except BaselineUnavailable as error:
@@ -123,10 +125,14 @@ def _finders(plan: Plan) -> dict[str, Callable[[], tuple[str, Path]]]:
 
     def finder(name: str, asked: str | None) -> Callable[[], tuple[str, Path]]:
         engine = OTHERS[name]
-        return lambda: (interpreter_of(engine, asked, str(plan.options["model"])), engine.script)
+        return lambda: (interpreter_of(engine, asked, _model_of(plan, name)), engine.script)
 
     others = {name: finder(name, asked) for name, asked in plan.others.items()}
     return {BASELINE: lambda: (find_python(plan.torch_python), SCRIPT), **others}
+
+
+def _model_of(plan: Plan, engine: str) -> str:
+    return plan.models.get(engine) or str(plan.options["model"])
 
 
 def _interference(plan: Plan, work: Work, name: str) -> Iterator[Record]:
