@@ -16,21 +16,21 @@ _CELLS = struct.Struct(f"<{PAGE}q")
 
 
 class FakeCopier:
-    """Pages of a FakeDevice as bytes. A pool is its list of pages."""
+    """Pages of a FakeDevice as bytes. A pool is its list of pages, one a group."""
 
     def block_bytes(self, group: int) -> int:
         return BLOCK_BYTES
 
-    def read(self, pool, group: int, pages: Sequence[int]) -> list[bytes]:
-        return [_CELLS.pack(*(-1 if cell is None else cell for cell in pool[page])) for page in pages]
+    def read(self, pools, group: int, pages: Sequence[int]) -> list[bytes]:
+        return [_CELLS.pack(*(-1 if cell is None else cell for cell in pools[group][page])) for page in pages]
 
     def to_bytes(self, data: list[bytes], count: int) -> list[bytes]:
         return data[:count]
 
-    def write(self, pool, group: int, pages: Sequence[int], blocks: Sequence[bytes]):
+    def write(self, pools, group: int, pages: Sequence[int], blocks: Sequence[bytes]):
         for page, block in zip(pages, blocks, strict=True):
-            pool[page][:] = _CELLS.unpack(block)
-        return pool
+            pools[group][page][:] = _CELLS.unpack(block)
+        return pools
 
 
 class TieredEngine(FakeEngine):

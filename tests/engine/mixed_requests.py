@@ -34,7 +34,9 @@ class MixedRequests:
         """Every request that was not aborted has the tokens of one engine, and usage is exact (p17)."""
         kept = [i for i, output in enumerate(outputs) if output.outputs[0].finish_reason != "abort"]
         assert len(kept) > 0.8 * len(outputs)
-        assert [outputs[i].outputs[0].token_ids for i in kept] == [self.expected[i] for i in kept]
+        found = {i: outputs[i].outputs[0].token_ids for i in kept}
+        wrong = {i: (ids, self.expected[i], self.params[i]) for i, ids in found.items() if ids != self.expected[i]}
+        assert not wrong, wrong
         assert all(output.num_cached_tokens < len(output.prompt_token_ids) for output in outputs)
 
 

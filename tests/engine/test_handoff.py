@@ -75,22 +75,25 @@ class Pools:
             engine = self.engine(name)
             engine.check_integrity()
             assert engine.stats()["handoff.held"] == engine.stats()["handoff.waiting"] == 0
-            for group in engine.engine.schedulers[0].cache.groups:
-                assert group.pool.num_leased == 0, name
+            for scheduler in engine.engine.schedulers:
+                for group in scheduler.cache.groups:
+                    assert group.pool.num_leased == 0, name
 
 
 @pytest.fixture(scope="module")
 def make_pools(make_llm):
-    """make_pools(model, prefill=tensor sizes, decode=tensor sizes, …): workers that know each other, few at once."""
+    """make_pools(model, prefill=tensor sizes or meshes, decode=the same, …): workers that know each other, few at
+    once."""
     kept: dict = {}
 
     def build(model, prefill, decode, transport, limits, decode_options, prefill_options, **options) -> Pools:
         workers, addresses = {}, []
         sizes = [(f"prefill{i or ''}", "prefill", n) for i, n in enumerate(prefill)]
         sizes += [(f"decode{i or ''}", "decode", n) for i, n in enumerate(decode)]
-        for name, role, tensor in sizes:
+        for name, role, size in sizes:
             more = dict(decode_options if role == "decode" else prefill_options)
-            llm = make_llm.fresh(model, **{**SMALL, "mesh": f"tensor={tensor}", **options, **more})
+            mesh = size if isinstance(size, str) else f"tensor={size}"
+            llm = make_llm.fresh(model, **{**SMALL, "mesh": mesh, **options, **more})
             if transport == "memory":
                 carrier = MemoryTransport(SPACE, f"{name}-{next(NUMBERS)}")
             else:
@@ -168,7 +171,8 @@ def test_300_mixed_requests_with_shared_prefixes_and_aborts_p11(pair, mixed, nam
     requests, apart = mixed(name), pair(name, prefill, decode, transport)
     decoders = [name for name in apart.workers if name.startswith("decode")]
     for worker in decoders:
-        apart.engine(worker).engine.schedulers[0]._lengths._prior = 1  # answers are taken to be short
+        for scheduler in apart.engine(worker).engine.schedulers:
+            scheduler._lengths._prior = 1  # answers are taken to be short
     places = [decoders[i % len(decoders)] for i in range(len(requests.prompts))]
     leave = requests.aborting(lambda i: apart.workers[places[i]][1].abort(str(i)))
     requests.check(apart.run(requests.prompts, requests.params, places, each=leave))

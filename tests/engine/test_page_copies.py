@@ -25,7 +25,7 @@ def copier_and_pools(name: str, mesh: str, seed: int):
 
 
 def bytes_of(copier, pools, group: int, pages: list[int]) -> list[bytes]:
-    return copier.to_bytes(copier.read(pools[group], group, pages), len(pages))
+    return copier.to_bytes(copier.read(pools, group, pages), len(pages))
 
 
 @pytest.mark.parametrize("target_mesh", ["tensor=1", "tensor=2"])
@@ -37,13 +37,12 @@ def test_pages_come_back_as_they_were_on_another_mesh(name, target_mesh):
     for group in range(len(pools)):
         pages, places = [3, 5, 17, 4], [9, 0, 23, 8]
         keys = [(group, bytes([page]) * 32) for page in pages]
-        data = source.read(pools[group], group, pages)
+        data = source.read(pools, group, pages)
         stack.submit(keys, lambda data=data, pages=pages: source.to_bytes(data, len(pages)), 1)
         found = stack.read(keys, stack.locate(keys))
         untouched = [place for place in range(12, 12 + 8) if place not in places]
         before = bytes_of(target, others, group, untouched)
-        filled = target.write(others[group], group, places, [content for content, _ in found])
-        others = (*others[:group], filled, *others[group + 1 :])
+        others = target.write(others, group, places, [content for content, _ in found])
         assert bytes_of(target, others, group, places) == bytes_of(source, pools, group, pages)
         assert bytes_of(target, others, group, untouched) == before
         assert len(found[0][0]) == source.block_bytes(group) == target.block_bytes(group)
@@ -55,7 +54,7 @@ def test_a_read_sees_what_stands_before_later_writes():
     copier, pools = copier_and_pools("smollm2", "tensor=1", seed=0)
     pages = list(range(PAGES_PER_CALL))
     before = bytes_of(copier, pools, 0, pages)
-    data = copier.read(pools[0], 0, pages)
-    pool = copier.write(pools[0], 0, pages, [bytes(copier.block_bytes(0))] * len(pages))
+    data = copier.read(pools, 0, pages)
+    pools = copier.write(pools, 0, pages, [bytes(copier.block_bytes(0))] * len(pages))
     assert copier.to_bytes(data, len(pages)) == before
-    assert not np.asarray(copier.read(pool, 0, pages)).any()
+    assert not np.asarray(copier.read(pools, 0, pages)[0]).any()

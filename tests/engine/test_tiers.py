@@ -6,7 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.helpers import check_idle, greedy, tokens_of
+from tests.conftest import GOLDEN
+from tests.engine.helpers import (
+    DRAFTING,
+    HEAD,
+    Drafts,
+    check_idle,
+    equal_drafts,
+    greedy,
+    note_drafts,
+    tokens_of,
+)
 from tests.engine.test_equalities import SMALL, prompts_of, tight_memory
 from trillion_infer import LLM, ConfigError, InvalidRequestError
 from trillion_infer.testing.mooncake import Master, master_program
@@ -14,6 +24,7 @@ from trillion_infer.testing.mooncake import Master, master_program
 pytestmark = pytest.mark.matrix
 
 MODELS = ["smollm2", "gemma3_text", "deepseek_v3"]
+TINY = GOLDEN / "tiny"
 SESSIONS, LENGTH, LONGEST = 20, 40, 96
 
 
@@ -106,6 +117,35 @@ def test_disk_hits_equal_cold_and_outlive_the_llm_k02_k05(talk, tmp_path):
     assert talk.check_each(again, turn=1) == again.stats()["kv_disk.hit_tokens"] == whole_blocks
     check_idle(again)
     again.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "speculate"),
+    [("smollm2", f"draft:{TINY / 'smollm2'}"), (DRAFTING, HEAD["speculate"]), ("deepseek_v3_mtp", "mtp")],
+)
+def test_blocks_hold_the_kv_of_a_model_that_drafts(make_llm, bundles, tmp_path, monkeypatch, name, speculate):
+    """Cold, from host memory and from disk: the same answers, and the same drafts, with the same probabilities."""
+    talk, options = Conversations(make_llm, name, bundles), {"speculate": speculate, "max_running": 1}
+    drafts: list[Drafts] = []
+
+    def run(llm: LLM) -> int:
+        """Every session; tokens found in a tier."""
+        before = llm.stats()
+        drafts.append(note_drafts(llm.engine, monkeypatch))
+        talk.check_each(llm)
+        check_idle(llm)
+        after = llm.stats()
+        return sum(after[key] - before[key] for key in after if key in ("kv_host.hit_tokens", "kv_disk.hit_tokens"))
+
+    llm = talk.llm(**options, host_kv=1e9, disk_kv=f"{tmp_path}:1e9")
+    assert run(llm) == 0
+    assert run(llm) > prefix_tokens(talk) // 2
+    llm.close()
+    again = talk.llm(**options, disk_kv=f"{tmp_path}:1e9")
+    assert run(again) == prefix_tokens(talk)
+    again.close()
+    for theirs in drafts[1:]:
+        equal_drafts(drafts[0], theirs)
 
 
 @pytest.mark.parametrize("mesh", ["tensor=2", "data=2,tensor=2", "sequence=2,tensor=2"])
@@ -320,7 +360,7 @@ def test_a_folder_that_is_gone_costs_only_the_cache(dense, tmp_path):
 def test_two_llms_on_one_folder_find_each_others_blocks(dense, tmp_path):
     one, two = (dense.llm(disk_kv=f"{tmp_path}:1e9") for _ in range(2))
     dense.check_each(one)
-    one.engine.tiering.save_cached(one.engine.pools)
+    one.engine.tiering.save_cached(one.engine.all_pools)
     two.engine.tiering.stack.tiers[0]._refresh_seconds = 0
     assert dense.check_each(two) == prefix_tokens(dense)
     for llm in (one, two):

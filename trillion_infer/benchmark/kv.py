@@ -93,7 +93,7 @@ def _move_out(llm: LLM) -> None:
     """Everything cached on the device goes to the tier."""
     engine: Any = llm.engine
     engine.drain()
-    engine.tiering.save_cached(engine.pools)
+    engine.tiering.save_cached(engine.all_pools)
     for scheduler in engine.schedulers:
         scheduler.cache.clear()
 

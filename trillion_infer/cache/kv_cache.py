@@ -252,6 +252,10 @@ class KVCache:
         """Most pages a sequence holds in each group while it grows to `num_tokens` by steps of `extend_len`."""
         return [g.group.pages_for(num_tokens, extend_len, self.page_size) for g in self.groups]
 
+    def first_page(self, group: int, shard: int) -> int:
+        """Where the pages of a data shard begin in a pool, in which those of all shards stand one after the other."""
+        return shard * self.groups[group].pool.num_pages
+
     def held(self, request: Request) -> list[HeldPages]:
         """What the request holds in each group; not to be changed."""
         return [group.held(request) for group in self.groups]

@@ -11,7 +11,7 @@ from trillion_infer.config.roles import ROLES, role_config
 from trillion_infer.core.timeline import Timeline
 from trillion_infer.engine.build import Blueprint, BuildReport, Loader, Packing, build_engine, plan_engine
 from trillion_infer.engine.disaggregated import DisaggregatedEngine, PrefillEngine
-from trillion_infer.engine.draft_plan import DraftSource, check_tiers
+from trillion_infer.engine.draft_plan import DraftSource
 from trillion_infer.engine.engine import Engine
 from trillion_infer.engine.memory import keep_freed_memory
 from trillion_infer.engine.pool_sides import pool_side
@@ -36,7 +36,6 @@ def build_disaggregated(
     drafters: as of `plan_engine`. Prefill engines run them along, so that the KV they draft from travels with the
     prompt's. Raises ConfigError before anything is loaded.
     """
-    check_tiers(drafters, config)
     kinds = {"prefill": PrefillEngine, "decode": Engine}
     report = BuildReport(timeline or Timeline())
     plans = [

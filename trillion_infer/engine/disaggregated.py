@@ -276,7 +276,7 @@ class DisaggregatedEngine(KeepsBlocksOf):
         mover, cache = self.movers[job.source][job.target], engine.schedulers[0].cache
         assert data is not None, "pages are put in place before they were sent"
         if engine.tiering is not None:
-            engine.tiering.save_evicted(engine.pools)
+            engine.tiering.save_evicted(engine.all_pools)
         pools = list(engine.all_pools)
         pools[piece.pool] = mover.put(piece.pool, pools[piece.pool], piece.targets, data)
         engine.replace_pools(tuple(pools))

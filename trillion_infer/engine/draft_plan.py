@@ -118,7 +118,6 @@ def plan_drafters(
     for tensors that are missing."""
     if not sources:
         return ()
-    check_tiers(sources, config)
     named = f"speculate names {sources[0].spec.kind}"
     if config.expert_memory:
         raise ConfigError(f"{named}, which does not run beside experts in host memory; leave expert_memory out.")
@@ -134,15 +133,6 @@ def plan_drafters(
     platform = pool_platform(mesh, config.attention, config.interpret)
     beside = layouts[full[0]], full[0]
     return tuple(_plan(source, family, target, mesh, ops, dtype, *beside, platform) for source in sources)
-
-
-def check_tiers(sources: Sequence[DraftSource], config: EngineConfig) -> None:
-    """Raises ConfigError where models draft beside tiers."""
-    if sources and config.has_tiers:
-        raise ConfigError(
-            f"speculate names {sources[0].spec.kind}, whose KV the tiers do not keep; leave out host_kv, disk_kv and "
-            "store, or it."
-        )
 
 
 def _plan(

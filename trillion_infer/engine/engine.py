@@ -166,10 +166,14 @@ class Engine(KeepsBlocks):
         for drafter in self.drafters if len(pools) > count else ():
             drafter.pools = tuple(islice(rest, len(drafter.pools)))
 
-    def activate(self, request: Request, num_computed: int) -> None:
-        """Scheduler.activate with the (one) scheduler of this engine."""
-        self.schedulers[0].activate(request, num_computed)
-        self._owner[request.request_id] = self.schedulers[0]
+    def activate(self, request: Request, num_computed: int, shard: int = 0) -> None:
+        """Scheduler.activate with the scheduler of a data shard."""
+        self.schedulers[shard].activate(request, num_computed)
+        self._owner[request.request_id] = self.schedulers[shard]
+
+    def shard_of(self, request_id: str) -> int:
+        """The data shard that a live request was given."""
+        return self.schedulers.index(self._owner[request_id])
 
     def wake_by(self, wake: Callable[[], None]) -> None:
         """Takes a function that wakes a sleeping loop; work comes by `add` alone here, so it is not needed."""
@@ -206,11 +210,11 @@ class Engine(KeepsBlocks):
             events += self._draft(self.speculation)
         if self.tiering is not None:
             is_idle = waits and not self._pending and not any(scheduler.num_running for scheduler in self.schedulers)
-            self.replace_pools(self.tiering.promote(self.pools, is_idle))
+            self.replace_pools(self.tiering.promote(self.all_pools, is_idle))
         lookahead = self.speculation.lookahead(self.schedulers) if self.speculation is not None else 0
         plans = [scheduler.schedule(lookahead) for scheduler in self.schedulers]
         if self.tiering is not None:
-            self.tiering.save_evicted(self.pools)
+            self.tiering.save_evicted(self.all_pools)
         sent = any(plan is not None for plan in plans)
         if sent:
             compiled = self.programs.compiled
@@ -441,7 +445,7 @@ class Engine(KeepsBlocks):
             self.abort(request_id)
         self.drain()
         if self.tiering is not None:
-            self.tiering.close(self.pools)
+            self.tiering.close(self.all_pools)
         for drafter in self.drafters:
             drafter.close()
         for leaf in jax.tree.leaves((self._state, self._params)):

@@ -18,8 +18,8 @@ class KeepsBlocks:
     tiering: "KVTiering | None"
 
     @property
-    def pools(self) -> tuple[Array, ...]:
-        """The KV pools as the steps sent so far leave them."""
+    def all_pools(self) -> tuple[Array, ...]:
+        """The KV pools, those of models that draft among them, as the steps sent so far leave them."""
         raise NotImplementedError
 
     def pin(self, names: Sequence[bytes], count: int = 1) -> None:
@@ -30,14 +30,14 @@ class KeepsBlocks:
     def demote(self, names: Sequence[bytes]) -> None:
         """Copy these blocks to the tiers beyond the device and give up their pages first; without tiers, nothing."""
         if self.tiering is not None:
-            self.tiering.save_cached(self.pools, names, waits=False)
+            self.tiering.save_cached(self.all_pools, names, waits=False)
             for scheduler in self.schedulers:
                 scheduler.cache.supersede(names)
 
     def persist(self, names: Sequence[bytes]) -> None:
         """Copy these blocks to a tier that outlives the process, if there is one."""
         if self.tiering is not None:
-            self.tiering.persist(self.pools, names)
+            self.tiering.persist(self.all_pools, names)
 
     def discard(self, names: Sequence[bytes]) -> None:
         """Delete these blocks in every tier; what requests hold is not shared any more."""

@@ -32,7 +32,11 @@ LOOK_AHEAD = 64
 
 
 class PageCopier:
-    """Pages of the pools as host bytes and back, by logical head: the same bytes whatever the mesh."""
+    """Pages of the pools as host bytes and back, by logical head: the same bytes whatever the mesh.
+
+    A block of a cache group holds the page of each pool that has the group's pages, those of models that draft behind
+    the target's own. Pools go by their number in the side, which is their place in `Engine.all_pools`.
+    """
 
     def __init__(self, side: PoolSide):
         layouts, both = side.layouts, list(zip(side.layouts, side.plans, strict=True))
@@ -41,46 +45,59 @@ class PageCopier:
         self._shapes = [_block_shape(layout, plan) for layout, plan in both]
         self._dtypes = [np.dtype(np.uint8 if lay.quantised else jax.numpy.dtype(lay.dtype)) for lay in layouts]
         self._names = [layout.dtype for layout in layouts]
+        self.num_groups = max(side.groups) + 1
+        self._drafters = side.names[self.num_groups :]
+        self._parts = [[n for n, own in enumerate(side.groups) if own == group] for group in range(self.num_groups)]
 
     def open_tiers(self, config: EngineConfig, fingerprint: bytes) -> list[Tier]:
         """The tiers that `config` asks for, for blocks of these pools. Raises what `make_tiers` raises."""
-        sizes = [self.block_bytes(group) for group in range(len(self._shapes))]
-        layout = repr(list(zip(self._shapes, self._names, strict=True)))
+        sizes = [self.block_bytes(group) for group in range(self.num_groups)]
+        layout = repr(list(zip(self._shapes, self._names, strict=True))) + "".join(self._drafters)
         return make_tiers(config.host_kv, config.disk_kv, config.store, fingerprint, layout, sizes)
 
     def block_bytes(self, group: int) -> int:
-        """Bytes of one page of a group, replicas and padding of heads left out."""
-        return int(np.prod(self._shapes[group])) * self._dtypes[group].itemsize
+        """Bytes of one page of a group in all its pools, replicas and padding of heads left out."""
+        return sum(self._page_bytes(number) for number in self._parts[group])
 
-    def read(self, pool: Pool, group: int, pages: Sequence[int]) -> Array:
-        """Starts copying at most PAGES_PER_CALL pages to the host, as the steps sent so far leave them."""
-        data = self._out[group](pool, padded_ids(pages, 0))
-        data.copy_to_host_async()
-        return data
+    def _page_bytes(self, number: int) -> int:
+        return int(np.prod(self._shapes[number])) * self._dtypes[number].itemsize
 
-    def to_bytes(self, data: Array, count: int) -> list[bytes]:
+    def read(self, pools: Pools, group: int, pages: Sequence[int]) -> list[Array]:
+        """Starts copying at most PAGES_PER_CALL pages of a group to the host, as the steps sent so far leave them."""
+        found = [self._out[number](pools[number], padded_ids(pages, 0)) for number in self._parts[group]]
+        for data in found:
+            data.copy_to_host_async()
+        return found
+
+    def to_bytes(self, data: Sequence[Array], count: int) -> list[bytes]:
         """The bytes of each of the `count` pages that were read."""
-        host = np.asarray(data)
-        return [host[:, i].tobytes() for i in range(count)]
+        hosts = [np.asarray(part) for part in data]
+        return [b"".join([host[:, i].tobytes() for host in hosts]) for i in range(count)]
 
-    def write(self, pool: Pool, group: int, pages: Sequence[int], blocks: Sequence[bytes]) -> Pool:
-        """The pool with at most PAGES_PER_CALL blocks in `pages`; donates it."""
-        shape = self._shapes[group]
-        data = np.zeros((shape[0], PAGES_PER_CALL, *shape[1:]), self._dtypes[group])
-        for i, block in enumerate(blocks):
-            data[:, i] = np.frombuffer(block, self._dtypes[group]).reshape(shape)
-        return self._into[group](pool, padded_ids(pages, pool.shape[1]), data)
+    def write(self, pools: Pools, group: int, pages: Sequence[int], blocks: Sequence[bytes]) -> Pools:
+        """The pools with at most PAGES_PER_CALL blocks of a group in `pages`; donates the group's."""
+        written, start = list(pools), 0
+        for number in self._parts[group]:
+            shape, dtype = self._shapes[number], self._dtypes[number]
+            data = np.zeros((shape[0], PAGES_PER_CALL, *shape[1:]), dtype)
+            for i, block in enumerate(blocks):
+                data[:, i] = np.frombuffer(block, dtype, int(np.prod(shape)), start).reshape(shape)
+            start += self._page_bytes(number)
+            ids = padded_ids(pages, written[number].shape[1])
+            written[number] = self._into[number](written[number], ids, data)
+        return tuple(written)
 
     def warm_up(self, pools: Pools) -> Pools:
         """Compiles what there is, so that no step waits for it."""
-        for group, pool in enumerate(pools):
-            self.read(pool, group, [])
-        return tuple(self.write(pool, group, [], []) for group, pool in enumerate(pools))
+        for group in range(self.num_groups):
+            self.read(pools, group, [])
+            pools = self.write(pools, group, [], [])
+        return pools
 
 
 def attach_tiers(engine: "Engine", stack: TierStack, copier: PageCopier, owns_stack: bool = True) -> None:
     """Puts the tiers behind an engine's pools; every program they need is compiled."""
-    engine.replace_pools(copier.warm_up(engine.pools))
+    engine.replace_pools(copier.warm_up(engine.all_pools))
     engine.tiering = KVTiering(stack, engine.schedulers, copier, owns_stack)
 
 
@@ -104,15 +121,17 @@ class _Page:
 class KVTiering:
     """Copies blocks out before a step overwrites their pages, and stored blocks in before a request starts.
 
-    One thread, the engine's, owns it. Pages are read from the pools between planning a step and sending it: that is
-    what the steps sent so far leave in them. A call that reads pages reads PAGES_PER_CALL whatever it needs, so what
-    is left of it takes the blocks that are to be evicted next. Shared tiers get each block when it is computed.
-    Engines of one thread may share a stack, which one of them owns.
+    One thread, the engine's, owns it. `pools` are all of the engine's, those of models that draft among them. Pages are
+    read from the pools between planning a step and sending it: that is what the steps sent so far leave in them. A
+    call that reads pages reads PAGES_PER_CALL whatever it needs, so what is left of it takes the blocks that are to be
+    evicted next. Shared tiers get each block when it is computed. Engines of one thread may share a stack, which one
+    of them owns.
     """
 
     def __init__(self, stack: TierStack, schedulers: Sequence[Scheduler], copier: PageCopier, owns_stack: bool = True):
         self.stack, self._copier, self._owns_stack = stack, copier, owns_stack
         self._schedulers = list(schedulers)
+        self._groups = range(len(schedulers[0].cache.groups))
         self._evicted: list[_Page] = []
         self._published: list[_Page] = []
         self._bytes_out = 0
@@ -136,12 +155,12 @@ class KVTiering:
         """
         evicted = [page for page in self._evicted if not self.stack.is_at_hand(page.key)]
         self._evicted.clear()
-        for group, pool in enumerate(pools):
+        for group in self._groups:
             pages = [page for page in evicted if page.key[0] == group]
             if pages:
                 skipped = unwritten if group == group_unwritten else ()
                 more = self._next_victims(pages, group, -len(pages) % PAGES_PER_CALL, skipped)
-                self._save(pool, group, [*pages, *more])
+                self._save(pools, group, [*pages, *more])
         if self._published:
             self._save_published(pools, PAGES_PER_CALL)
 
@@ -162,12 +181,12 @@ class KVTiering:
     def _save_published(self, pools: Pools, at_least: int) -> None:
         """Copies computed blocks to the shared tiers, once there are `at_least` of a group: in whole calls."""
         waiting, self._published[:] = list(self._published), []
-        for group, pool in enumerate(pools):
+        for group in self._groups:
             pages = [page for page in waiting if page.key[0] == group]
             ready = len(pages) if at_least == 1 else len(pages) // at_least * at_least
             self._published += pages[ready:]
             new = [page for page in pages[:ready] if page.key not in self.stack and self._is_there(page)]
-            self._save(pool, group, new, only_shared=True)
+            self._save(pools, group, new, only_shared=True)
 
     def _is_there(self, page: _Page) -> bool:
         """The block has not been evicted since."""
@@ -188,30 +207,28 @@ class KVTiering:
                     if (wanted is None or block.name in wanted) and not self.stack.is_at_hand((number, block.name))
                 ]
                 for start in range(0, len(blocks), PAGES_PER_CALL):
-                    self._save(pools[number], number, blocks[start : start + PAGES_PER_CALL])
+                    self._save(pools, number, blocks[start : start + PAGES_PER_CALL])
                     if waits:
                         self.stack.flush()
 
     def persist(self, pools: Pools, names: Sequence[bytes]) -> None:
         """Copies blocks of these names, wherever they are, to the first tier that outlives the process."""
         self.save_cached(pools, names)
-        groups = range(len(self._schedulers[0].cache.groups))
-        self.stack.persist([(group, name) for group in groups for name in names])
+        self.stack.persist([(group, name) for group in self._groups for name in names])
 
-    def _save(self, pool: Pool, group: int, pages: Sequence[_Page], only_shared: bool = False) -> None:
+    def _save(self, pools: Pools, group: int, pages: Sequence[_Page], only_shared: bool = False) -> None:
         for start in range(0, len(pages), PAGES_PER_CALL):
             part = pages[start : start + PAGES_PER_CALL]
             size = self._copier.block_bytes(group) * len(part)
             if not self.stack.can_take(size):
                 self.stack.drop(len(part))
                 continue
-            data = self._copier.read(pool, group, [self._place(page.shard, group, page.page) for page in part])
+            data = self._copier.read(pools, group, [self._place(page.shard, group, page.page) for page in part])
             self.stack.submit([page.key for page in part], _reader(self._copier, data, len(part)), size, only_shared)
             self._bytes_out += size
 
     def _place(self, shard: int, group: int, page: int) -> int:
-        """The pages of all data shards stand one after the other in a pool."""
-        return shard * self._schedulers[shard].cache.groups[group].pool.num_pages + page
+        return self._schedulers[shard].cache.first_page(group, shard) + page
 
     # Tiers to device
 
@@ -225,16 +242,14 @@ class KVTiering:
             self.save_evicted(pools, {page for page, _ in filled}, arrival.group)
             if filled:
                 places = [self._place(arrival.shard, arrival.group, page) for page, _ in filled]
-                pool = self._copier.write(pools[arrival.group], arrival.group, places, [data for _, data in filled])
-                pools = (*pools[: arrival.group], pool, *pools[arrival.group + 1 :])
+                pools = self._copier.write(pools, arrival.group, places, [data for _, data in filled])
         return pools
 
     # Deleting
 
     def discard(self, names: Sequence[bytes]) -> None:
         """Deletes blocks of these names in every tier beyond the device."""
-        groups = range(len(self._schedulers[0].cache.groups))
-        self.stack.discard([(group, name) for group in groups for name in names])
+        self.stack.discard([(group, name) for group in self._groups for name in names])
 
     def delete_tenant(self, tag: bytes) -> None:
         """Deletes the blocks whose names begin with `tag` in every tier beyond the device."""
@@ -267,7 +282,7 @@ class KVTiering:
             self.stack.close()
 
 
-def _reader(copier: PageCopier, data: Array, count: int) -> Callable[[], list[bytes]]:
+def _reader(copier: PageCopier, data: Sequence[Array], count: int) -> Callable[[], list[bytes]]:
     return lambda: copier.to_bytes(data, count)
 
 

@@ -32,6 +32,15 @@ class _Transfer:
     began: float
 
 
+@dataclass(frozen=True)
+class _Reserved:
+    """A request with pages for all of its prompt on one data shard, which had the first `hit` tokens already."""
+
+    request: Request
+    shard: int
+    hit: int
+
+
 class DecodeJobs:
     """Implements DecodeBackend. Requests reserve all the pages of their prompt before anybody is asked for them."""
 
@@ -40,8 +49,7 @@ class DecodeJobs:
     ):
         self._engine, self._stager, self._transport = engine, stager, transport
         self._limits, self._timeline = limits, timeline
-        self._requests: dict[str, Request] = {}
-        self._hits: dict[str, int] = {}
+        self._reserved: dict[str, _Reserved] = {}
         self._transfers: list[_Transfer] = []
         self.identities: dict[str, Identity] = {}
         self.events: list[TokenEvent] = []
@@ -49,36 +57,51 @@ class DecodeJobs:
 
     @property
     def num_reserved(self) -> int:
-        return len(self._requests)
+        return len(self._reserved)
 
     def reserve(self, request: Request, side: DecodeSide, now: float) -> bool:
         """Reserves pages and asks for them; False, without effect, while there is no room."""
-        scheduler = self._engine.schedulers[0]
-        wanted = without_last(request.prompt_ids)
-        hit = scheduler.reserve(request, len(wanted), by_growth=True)
-        if hit is None:
+        wanted, page = without_last(request.prompt_ids), self._engine.page_size
+        found = self._find_room(request, len(wanted))
+        if found is None:
             return False
-        page = scheduler.cache.page_size
+        shard, hit = found
         request.num_cached_tokens = hit
         request.metrics.first_scheduled_time = request.metrics.first_scheduled_time or now
         if len(wanted) - hit < page:
-            self._engine.activate(request, hit)
+            self._engine.activate(request, hit, shard)
             return True
         request.metrics.handoff = HandoffMarks(reserved=now)
-        self._requests[request.request_id], self._hits[request.request_id] = request, hit
+        self._reserved[request.request_id] = _Reserved(request, shard, hit)
         self.pages_found += hit // page
         have, last, limit = hit // page, request.prompt_ids[-1], self._limits.deadline_s
         ask = Ask("", wanted, last, have, request.cache_salt, request.adapter, request.priority, limit)
         side.ask(request.request_id, ask, request.peers, now)
         return True
 
+    def _find_room(self, request: Request, num_tokens: int) -> tuple[int, int] | None:
+        """The data shard that reserved pages, and the tokens that it had: of those with room the one with most of a
+        session's KV, then that with the fewest requests."""
+        schedulers = self._engine.schedulers
+
+        def rank(shard: int) -> tuple[int, int]:
+            hit = schedulers[shard].cache.match(request) if request.session_id and len(schedulers) > 1 else 0
+            reserved = sum(each.shard == shard for each in self._reserved.values())
+            return -hit, reserved + schedulers[shard].num_running + schedulers[shard].num_waiting
+
+        for shard in sorted(range(len(schedulers)), key=rank):
+            hit = schedulers[shard].reserve(request, num_tokens, by_growth=True)
+            if hit is not None:
+                return shard, hit
+        return None
+
     def withdraw(self, request_id: str) -> Request | None:
         """Gives the reservation of a request back, if it has one."""
-        request = self._requests.pop(request_id, None)
-        if request is not None:
-            del self._hits[request_id]
-            self._engine.schedulers[0].unreserve(request)
-        return request
+        reserved = self._reserved.pop(request_id, None)
+        if reserved is None:
+            return None
+        self._engine.schedulers[reserved.shard].unreserve(reserved.request)
+        return reserved.request
 
     # DecodeBackend
 
@@ -90,7 +113,7 @@ class DecodeJobs:
             for piece in offer.pieces
         ]
         now = time.monotonic()
-        marks = self._requests[request_id].metrics.handoff
+        marks = self._reserved[request_id].request.metrics.handoff
         if marks is not None and offer.last:
             marks.offered = now
         self._transfers.append(_Transfer(request_id, offer, tuple(spec.dtype for spec in identity.pools), fetches, now))
@@ -116,16 +139,19 @@ class DecodeJobs:
             if self._stager.digest(data) != piece.digest:
                 side.counts["digest_failures"] += 1
                 return f"pages {piece.first} to {piece.first + piece.count - 1} do not match their digest"
-        request = self._requests[transfer.request_id]
+        reserved = self._reserved[transfer.request_id]
         if self._engine.tiering is not None:
-            self._engine.tiering.save_evicted(self._engine.pools)
-        held, pools = self._engine.schedulers[0].cache.held(request), list(self._engine.all_pools)
+            self._engine.tiering.save_evicted(self._engine.all_pools)
+        cache, pools = self._engine.schedulers[reserved.shard].cache, list(self._engine.all_pools)
+        held = cache.held(reserved.request)
         for piece, data in zip(transfer.offer.pieces, arrays, strict=True):
             number, pool = piece.pool, pools[piece.pool]
-            pages = _targets(held[self._stager.groups[number]], piece.first, piece.count, pool.shape[1])
+            group = self._stager.groups[number]
+            start, end = cache.first_page(group, reserved.shard), pool.shape[1]
+            pages = _targets(held[group], piece.first, piece.count, start, end)
             pools[number] = self._stager.fill(pool, number, pages, data, transfer.dtypes[number])
         self._engine.replace_pools(tuple(pools))
-        self._count(transfer, request)
+        self._count(transfer, reserved.request)
         return None
 
     def _count(self, transfer: _Transfer, request: Request) -> None:
@@ -139,16 +165,17 @@ class DecodeJobs:
         self._timeline.add("transfer", request.request_id, transfer.began, now, bytes=size, part=transfer.offer.part)
 
     def ready(self, request_id: str, cached: int) -> None:
-        request, hit = self._requests.pop(request_id), self._hits.pop(request_id)
+        reserved = self._reserved.pop(request_id)
+        request = reserved.request
         wanted = len(request.prompt_ids) - 1
-        request.num_cached_tokens = min(max(hit, cached), wanted)
+        request.num_cached_tokens = min(max(reserved.hit, cached), wanted)
         self.handoffs += 1
         marks = request.metrics.handoff
         if marks is not None:
             marks.arrived = time.monotonic()
             if marks.reserved is not None:
                 self._timeline.add("waiting for prefill", request_id, marks.reserved, marks.arrived)
-        self._engine.activate(request, wanted)
+        self._engine.activate(request, wanted, reserved.shard)
 
     def give_up(self, request_id: str, kind: str, reason: str) -> None:
         """The policy: recompute here, or an error. A request that is refused fails alone in any case."""
@@ -168,7 +195,8 @@ class DecodeJobs:
         self.events.append(TokenEvent(request, [], finished=Status.FINISHED_ERROR, error=error))
 
 
-def _targets(held: HeldPages, first: int, count: int, end: int) -> list[int]:
-    """Pages of blocks first .. first + count - 1; `end` for those that the request does not hold."""
+def _targets(held: HeldPages, first: int, count: int, start: int, end: int) -> list[int]:
+    """Pages of blocks first .. first + count - 1 in a pool in which those of their shard begin at `start`; `end` for
+    those that the request does not hold."""
     pages = (held.page(block) for block in range(first, first + count))
-    return [end if page is None else page for page in pages]
+    return [end if page is None else start + page for page in pages]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from trillion_infer.cache.kv_cache import KVCache
 from trillion_infer.core.errors import InvalidRequestError
 from trillion_infer.core.outputs import RequestMetrics
 from trillion_infer.core.request import Request, Status
@@ -37,10 +38,12 @@ class _Batch:
 
 @dataclass
 class _Work:
-    """A prompt of a peer. `sent`: blocks of groups that see everything whose pages have been staged."""
+    """A prompt of a peer, on one data shard. `sent`: blocks of groups that see everything whose pages have been
+    staged."""
 
     ask: Ask
     request: Request
+    shard: int
     began: float
     sent: int
     parts: deque[tuple[list[_Batch], bool]] = field(default_factory=deque)
@@ -52,7 +55,6 @@ class PrefillJobs:
 
     def __init__(self, engine: Engine, stager: PageStager, transport: Transport, vocab: int, timeline: Timeline):
         self._engine, self._stager, self._transport = engine, stager, transport
-        self._cache = engine.schedulers[0].cache
         self._timeline = timeline
         self._work: dict[str, _Work] = {}
         self._tickets = itertools.count(1)
@@ -84,24 +86,24 @@ class PrefillJobs:
             metrics=RequestMetrics(arrival_time=now),
         )
         self._engine.add(request)
-        self._work[ask.key] = _Work(ask, request, now, ask.have)
+        self._work[ask.key] = _Work(ask, request, self._engine.shard_of(request.request_id), now, ask.have)
 
     def drop(self, key: str) -> None:
         work = self._work.pop(key, None)
         if work is None:
             return
         self._engine.abort(work.request.request_id)
-        self._cache.release_detached(key)
+        self._cache(work).release_detached(key)
         for ticket in work.tickets:
             self._transport.withdraw(ticket)
 
     def again(self, key: str, pieces: tuple[Piece, ...]) -> tuple[Piece, ...]:
-        work, held = self._work[key], self._cache.detached(key)
-        exposed = []
+        work = self._work[key]
+        held, exposed = self._cache(work).detached(key), []
         for piece in pieces:
             own = held[self._stager.groups[piece.pool]]
             pages = [own.page(block) for block in range(piece.first, piece.first + piece.count)]
-            batch = self._stage(piece.pool, piece.first, [page for page in pages if page is not None])
+            batch = self._stage(work, piece.pool, piece.first, [page for page in pages if page is not None])
             exposed.append(self._expose(work, batch))
         return tuple(exposed)
 
@@ -120,12 +122,13 @@ class PrefillJobs:
         work = self._work.get(key) if self.is_own(request) else None
         if work is None:
             return
-        scheduler.cache.detach(request, key)
-        batches, detached = [], self._cache.detached(key)
+        cache = scheduler.cache
+        cache.detach(request, key)
+        batches, detached = [], cache.detached(key)
         for pool, group in enumerate(self._stager.groups):
-            held, full = detached[group], self._cache.groups[group].group.is_full
+            held, full = detached[group], cache.groups[group].group.is_full
             start = max(held.first, work.sent if full else work.ask.have)
-            batches += self._stage_range(pool, start, held.end, held.page)
+            batches += self._stage_range(work, pool, start, held.end, held.page)
         work.parts.append((batches, True))
         now = time.monotonic()
         begun = request.metrics.first_scheduled_time or work.began
@@ -144,28 +147,36 @@ class PrefillJobs:
 
     def _stage_finished(self, work: _Work) -> None:
         """Whole batches of finished blocks, of groups whose pages stay until the end."""
-        done = work.request.num_computed // self._cache.page_size
+        cache = self._cache(work)
+        done = work.request.num_computed // cache.page_size
         count = (done - work.sent) // PAGES_PER_CALL * PAGES_PER_CALL
         if count <= 0:
             return
-        batches, held = [], self._cache.held(work.request)
+        batches, held = [], cache.held(work.request)
         for pool, group in enumerate(self._stager.groups):
-            if self._cache.groups[group].group.is_full:
-                batches += self._stage_range(pool, work.sent, work.sent + count, held[group].page)
+            if cache.groups[group].group.is_full:
+                batches += self._stage_range(work, pool, work.sent, work.sent + count, held[group].page)
         work.sent += count
         if batches:
             work.parts.append((batches, False))
 
-    def _stage_range(self, pool: int, start: int, end: int, page: Callable[[int], int | None]) -> list[_Batch]:
+    def _cache(self, work: _Work) -> KVCache:
+        return self._engine.schedulers[work.shard].cache
+
+    def _stage_range(
+        self, work: _Work, pool: int, start: int, end: int, page: Callable[[int], int | None]
+    ) -> list[_Batch]:
         batches = []
         for first in range(start, end, PAGES_PER_CALL):
             pages = [page(block) for block in range(first, min(end, first + PAGES_PER_CALL))]
             assert None not in pages, "a block to hand over has no page"
-            batches.append(self._stage(pool, first, [p for p in pages if p is not None]))
+            batches.append(self._stage(work, pool, first, [p for p in pages if p is not None]))
         return batches
 
-    def _stage(self, pool: int, first: int, pages: Sequence[int]) -> _Batch:
-        return _Batch(pool, first, len(pages), self._stager.stage(self._engine.all_pools[pool], pool, pages))
+    def _stage(self, work: _Work, pool: int, first: int, pages: Sequence[int]) -> _Batch:
+        start = self._cache(work).first_page(self._stager.groups[pool], work.shard)
+        places = [start + page for page in pages]
+        return _Batch(pool, first, len(pages), self._stager.stage(self._engine.all_pools[pool], pool, places))
 
     def _expose(self, work: _Work, batch: _Batch) -> Piece:
         ticket = next(self._tickets)

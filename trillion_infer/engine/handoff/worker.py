@@ -256,7 +256,7 @@ class HandoffEngine(KeepsBlocksOf):
     def check_integrity(self) -> None:
         """Raises AssertionError if a page, slot or request is lost, or pages are held for nobody."""
         self.engine.check_integrity()
-        held = self.engine.schedulers[0].cache.num_detached
+        held = sum(scheduler.cache.num_detached for scheduler in self.engine.schedulers)
         assert held <= self.prefill_side.num_jobs, f"pages are held under {held} keys of no lease"
         assert self.decode_jobs.num_reserved == self.decode_side.num_waiting, "a reservation waits for nothing"
 
