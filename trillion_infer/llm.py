@@ -74,7 +74,7 @@ class LLM:
         KV is pinned on the device after a turn.
       speculate: drafters of speculative decoding, joined by commas: ngram | suffix | grammar | draft:PATH (a smaller
         model of the same vocabulary) | eagle3:PATH (a head trained for this model) | mtp (layers of the checkpoint).
-      draft_len: most drafts of a request in one step, 1 to 15; None: 7, or 3 where a model drafts.
+      draft_len: most drafts of a request in one step, 1 to 15, or 7 where several run; None: 15, 3 if models draft.
       seed: of requests that name none.
       attention: backend of the attention ops: auto | reference | pallas | tpu | gpu | cpu.
       interpret: run the Pallas kernels of `attention` (pallas: TPU's) on CPU in interpret mode, for tests.

@@ -14,7 +14,8 @@ from trillion_infer import LLM, ConfigError, SamplingParams
 from trillion_infer.constrain import compile_grammar
 from trillion_infer.core.outputs import RequestOutput
 from trillion_infer.core.sampling_params import StructuredOutput
-from trillion_infer.engine.buckets import Bucket, make_buckets
+from trillion_infer.engine.buckets import MANY_WIDTH, Bucket, make_buckets
+from trillion_infer.engine.programs import sampler_name
 from trillion_infer.engine.speculation import MAX_DRAFTS, BucketCost
 
 pytestmark = pytest.mark.matrix
@@ -260,9 +261,11 @@ def test_bad_drafters_are_refused_before_loading(options, message):
 def test_programs_that_verify_are_few_and_hold_every_plan():
     for running, tokens in [(1, 2), (8, 32), (64, 512), (256, 2048), (300, 301)]:
         buckets = make_buckets(running, tokens, MAX_DRAFTS)
-        assert len(buckets.verify) <= 2 * len(buckets.decode) + 1
-        assert len(buckets.verify_row_counts) <= len(buckets.decode)
-        assert buckets.choose(tokens, running, False, verifies=True).width == MAX_DRAFTS + 1
+        assert len(buckets.verify) <= 2 * len(buckets.decode) + 3
+        assert len({sampler_name(bucket) for bucket in buckets.verify}) <= len(buckets.decode) + 4
+        assert buckets.choose(tokens, running, False, width=2).width >= min(tokens, MANY_WIDTH)
+        alone = buckets.choose(min(tokens, MAX_DRAFTS + 1), 1, False, width=min(tokens, MAX_DRAFTS + 1))
+        assert alone.tokens <= max(16, tokens)
         assert make_buckets(running, tokens).all == buckets.decode + buckets.mixed
 
 
@@ -281,7 +284,9 @@ def test_cost_is_that_of_the_bucket_a_step_would_run_in():
     assert [cost.estimate(tokens) for tokens in (5, 6, 16, 17, 24)] == [1.0, 2.0, 2.0, 5.0, 5.0]
     for _ in range(600):
         cost.record_step(decode, 1.0)
-    assert cost.estimate(24) == 2.0  # the large one has not run for long: it is as good as untried
+    assert cost.estimate(24) == 3.0  # the large one has not run for long: half of what it cost more is forgotten,
+    cost.record_step(large, 4.0)
+    assert cost.estimate(24) == 4.0  # and the next run counts alone
 
 
 def test_drafts_that_no_step_holds_never_pay():
@@ -299,7 +304,7 @@ def test_drafts_that_no_step_holds_never_pay():
 def test_no_drafts_where_they_do_not_pay(make_llm):
     llm = make_llm("smollm2", **SMALL, speculate="ngram,grammar")
     cost = llm.engine.speculation.cost
-    cost.estimate = lambda tokens: 1.0 if tokens <= 4 else 100.0
+    cost.estimate = lambda tokens: 1.0 if tokens <= cost._sequences else 100.0
     llm.generate([repetitive(random.Random(i)) for i in range(4)], greedy(30))
     assert accepted(llm) == 0
     assert "speculate.ngram.drafts" not in llm.stats()

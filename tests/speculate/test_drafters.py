@@ -63,19 +63,34 @@ def test_a_long_prompt_is_entered_over_several_steps(make):
     assert draft.tokens == (5, 6, 7, 8)
 
 
-@given(text=few, size=st.integers(1, 3))
-def test_ngram_match_is_a_longest_earlier_occurrence(text, size):
+@given(text=few.filter(len), size=st.integers(1, 3), most=st.integers(1, 50))
+def test_an_ngram_index_knows_where_the_end_occurred_before(text, size, most):
     index = NgramIndex(size)
     assert index.extend(text, 1000)
-    start, length = index.match(text, longest=100, tries=1000)
-    lengths = [
-        max((n for n in range(1, end + 1) if text[end - n : end] == text[len(text) - n :]), default=0)
-        for end in range(len(text))
-    ]
-    longest = max(lengths, default=0)
-    assert length == (longest if longest >= size else 0)
-    if length:
-        assert text[start - length : start] == text[len(text) - length :]
+    ends = [end for end in range(size - 1, len(text) - 1) if text[end - size + 1 : end + 1] == text[-size:]]
+    assert list(index.earlier(len(text) - 1, most)) == (ends[::-1][:most] if len(text) >= size else [])
+
+
+SOURCE = [*range(10, 40)]
+
+
+@pytest.mark.parametrize(
+    ("written", "follows"),
+    [
+        ([10, 11, 12, 90], (14, 15, 16)),  # 13 was replaced
+        ([10, 11, 12, 90, 13], (14, 15, 16)),  # 90 was put in between
+        ([10, 11, 12, 90, 91, 13, 14], (15, 16, 17)),
+        ([10, 11, 12, 13, 17], (18, 19, 20)),  # three were left out
+        ([10, 11, 12, 90, 14, 15, 91], (17, 18, 19)),
+    ],
+)
+def test_a_copy_goes_on_behind_a_fault(written, follows):
+    assert once(NgramDrafter(), [*SOURCE, 70, 71, *written], k=3).tokens == follows
+
+
+def test_a_place_that_agreed_longer_is_preferred_to_a_newer_one():
+    text = [1, 2, 3, 4, 5, 6, 7, 0, 4, 5, 9, 9, 0, 2, 3, 4, 5]
+    assert once(NgramDrafter(), text, k=2).tokens == (6, 7)
 
 
 def test_ngram_follows_a_loop_beyond_the_end():

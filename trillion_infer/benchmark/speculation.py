@@ -14,7 +14,8 @@ DRAFTERS = "ngram,suffix"
 """What is measured where the options name no drafters."""
 
 BATCH = 32
-KINDS = ("tool", "edit", "chat")
+FORMULAIC = ("tool", "edit")
+KINDS = (*FORMULAIC, "chat")
 OUT = 160
 """Tokens of an answer, at most."""
 
@@ -33,8 +34,9 @@ def speculate(
 ) -> Iterator[tuple[str, float]]:
     """Decoding speed, batch 1 and BATCH, with and without drafts, and their ratio; acceptance by drafter and workload.
 
-    Speed at batch 1 counts from the first token of each answer to its last, so that prompts do not matter. Every turn
-    is of a tenant of its own, so that no text of an earlier one helps. Raises AssertionError if an answer differs.
+    Speed at batch 1 counts from the first token of each answer to its last: prompts do not matter. Every request
+    is of a tenant of its own, so that no text of an earlier one helps; `history` has the formulaic prompts once more,
+    each asked once by one tenant, as an agent asks. Raises AssertionError if an answer differs.
     """
     drafters = options.get("speculate") or DRAFTERS
     shared = {**options, "max_running": BATCH}
@@ -46,6 +48,8 @@ def speculate(
             _answers(llm, prompts("chat")[:BATCH], "warm-up")
         for kind in KINDS:
             yield from _alone(pair, kind, prompts(kind, split), repeats)
+        for kind in FORMULAIC:
+            yield from _alone(pair, kind, prompts(kind, split), repeats, history=True)
         for kind in KINDS:
             tell(f"batch {BATCH}, {kind}")
             texts = prompts(kind, split) if kind == "chat" else prompts(kind, "measure") + prompts(kind, "tune")
@@ -55,24 +59,28 @@ def speculate(
             llm.close()
 
 
-def _alone(pair: Mapping[str, LLM], kind: str, texts: Sequence[str], repeats: int) -> Iterator[tuple[str, float]]:
+def _alone(
+    pair: Mapping[str, LLM], kind: str, texts: Sequence[str], repeats: int, history: bool = False
+) -> Iterator[tuple[str, float]]:
+    label = f"{kind}_history" if history else kind
     seconds, tokens = dict.fromkeys(pair, 0.0), dict.fromkeys(pair, 0)
     before = _counts(pair["drafts"])
     for turn in range(repeats):
         for number, text in enumerate(texts):
             found = {}
             for name in sorted(pair, reverse=(turn + number) % 2 == 1):
-                (output,) = _answers(pair[name], [text], f"{kind} {turn} {number}")
+                tenant = f"{label} {turn}" if history else f"{label} {turn} {number}"
+                (output,) = _answers(pair[name], [text], tenant)
                 times = output.metrics.token_times
                 seconds[name] += times[-1] - times[0]
                 tokens[name] += len(times) - 1
                 found[name] = output.outputs[0].token_ids
             assert found["plain"] == found["drafts"], f"answers to {text!r} differ with drafts and without"
     speed = {name: tokens[name] / seconds[name] for name in pair}
-    yield f"{kind}_plain_tok_s", speed["plain"]
-    yield f"{kind}_drafts_tok_s", speed["drafts"]
-    yield f"{kind}_drafts_ratio", speed["drafts"] / speed["plain"]
-    yield from _acceptance(kind, before, _counts(pair["drafts"]))
+    yield f"{label}_plain_tok_s", speed["plain"]
+    yield f"{label}_drafts_tok_s", speed["drafts"]
+    yield f"{label}_drafts_ratio", speed["drafts"] / speed["plain"]
+    yield from _acceptance(label, before, _counts(pair["drafts"]))
 
 
 def _together(pair: Mapping[str, LLM], kind: str, texts: Sequence[str], repeats: int) -> Iterator[tuple[str, float]]:

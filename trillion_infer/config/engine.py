@@ -34,7 +34,7 @@ class EngineConfig:
     none: they are decoded; None: what the platform does best.
     expert_memory: host or host:BYTES keeps routed experts in host memory, BYTES of hot ones on the devices.
     speculate: drafters joined by commas: ngram, suffix, grammar, draft:PATH, eagle3:PATH, mtp; None: none.
-    draft_len: most drafts of a request in one step, 1 to 15; None: 7, or 3 where a model drafts.
+    draft_len: most drafts of a request in one step, 1 to 15, or 7 where several run; None: 15, 3 if models draft.
     prefill_options: what prefill engines of their own have different (config/roles.py), as "max_running=8,…".
     attention: backend of the attention ops. precompile: compile every bucket before the first request.
     compile_cache: folder of XLA's own cache, "" for none. bundle: folder of executable bundles, "" for none; None:

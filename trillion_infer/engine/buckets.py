@@ -47,11 +47,6 @@ class Buckets:
         """Distinct numbers of sequences in steps that verify nothing."""
         return tuple(sorted({bucket.sequences for bucket in self.decode + self.mixed}))
 
-    @property
-    def verify_row_counts(self) -> tuple[int, ...]:
-        """Distinct numbers of sequences in steps that verify."""
-        return tuple(sorted({bucket.sequences for bucket in self.verify}))
-
     def for_role(self, role: str) -> "Buckets":
         """Those that an engine of one role has use for: `prefill` takes no steps of decode alone, `decode` prefills
         only what was preempted."""
@@ -59,10 +54,11 @@ class Buckets:
             return Buckets((), self.mixed)
         return Buckets(self.decode, self.mixed[-1:], self.verify)
 
-    def choose(self, tokens: int, sequences: int, decode_only: bool, verifies: bool = False) -> Bucket:
-        """The smallest bucket that holds the batch."""
-        if verifies:
-            return min(b for b in self.verify if b.tokens >= tokens and b.sequences >= sequences)
+    def choose(self, tokens: int, sequences: int, decode_only: bool, width: int = 1) -> Bucket:
+        """The smallest bucket that holds the batch. width: of its rows with drafts; 1 where it verifies nothing."""
+        if width > 1:
+            holds = (b for b in self.verify if b.tokens >= tokens and b.sequences >= sequences and b.width >= width)
+            return min(holds)
         if decode_only and self.decode:
             return next(b for b in self.decode if b.sequences >= sequences)
         return min(b for b in self.mixed if b.tokens >= tokens and b.sequences >= sequences)
@@ -73,13 +69,17 @@ SMALLEST_PREFILL = {"cpu": 32}
 their weights in that time, and each shape costs a compilation."""
 
 
+MANY_WIDTH = 8
+"""Positions of a row, at most, in steps that verify drafts of several rows."""
+
+
 def make_buckets(max_running: int, max_batch_tokens: int, max_drafts: int = 0, smallest: int = 64) -> Buckets:
     """Decode at 1, 4, 16, … rows: reading weights dominates there, so that padding costs less than its share. Prefill
     at a small and the full number of tokens, for few and for all sequences. Few distinct row counts: each has its own
     sampler. `smallest`: tokens of the smallest prefill.
 
-    With `max_drafts` a sequence, steps that verify come at that many tokens a row and one more, and at fewer: half of
-    that for one row, two a row for many.
+    With `max_drafts` a sequence, steps that verify come for one row at 2, 4, 8, … tokens up to one more than that, and
+    for many at two a row and at no more than MANY_WIDTH: every position costs a row of logits.
     """
     rows = _ladder(1, max_running, 4)
     few = min(16, max_running)
@@ -92,9 +92,11 @@ def make_buckets(max_running: int, max_batch_tokens: int, max_drafts: int = 0, s
 
 
 def _verify_buckets(rows: list[int], largest: Bucket, width: int) -> tuple[Bucket, ...]:
-    shapes = {(n * each, n) for n in rows for each in {2 if n > 1 else width // 2, width}}
-    shapes = {(t, s) for t, s in shapes if t < largest.tokens}
-    return tuple(Bucket(t, s, width) for t, s in sorted({*shapes, (largest.tokens, largest.sequences)}))
+    many = min(width, MANY_WIDTH)
+    one = [Bucket(n, 1, n) for n in _ladder(2, width, 2)]
+    others = [Bucket(n * each, n, many) for n in rows for each in {2, many} if n > 1]
+    last = Bucket(largest.tokens, largest.sequences, width if largest.sequences == 1 else many)
+    return tuple(sorted({last, *(bucket for bucket in (*one, *others) if bucket.tokens < largest.tokens)}))
 
 
 def _ladder(low: int, high: int, factor: int) -> list[int]:

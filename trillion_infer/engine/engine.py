@@ -254,7 +254,7 @@ class Engine(KeepsBlocks):
             max(plan.num_tokens for plan in filled),
             max(len(plan.rows) for plan in filled),
             decode_only=not scored and all(plan.num_decode == len(plan.rows) for plan in filled),
-            verifies=any(row.draft_ids for plan in filled for row in plan.rows),
+            width=1 + max((len(row.draft_ids) for plan in filled for row in plan.rows), default=0),
         )
         layout = self._layouts.setdefault(bucket, BatchLayout(bucket))
         packed = np.zeros((len(plans), layout.size), np.int32)

@@ -142,7 +142,7 @@ class Programs(ProgramSet):
 
     def choose(self, bucket: Bucket) -> Program:
         """Samples a token a row, or, where the bucket verifies, accepts drafts."""
-        return self.get(f"accept_{bucket.sequences}" if bucket.verifies else f"choose_{bucket.sequences}")
+        return self.get(sampler_name(bucket))
 
     def score(self, bucket: Bucket) -> Program:
         """Scores prompt positions from the hidden states of a mixed bucket."""
@@ -168,7 +168,7 @@ class Programs(ProgramSet):
         steps = [bucket.name for bucket in self.buckets.all]
         chooses = [f"choose_{rows}" for rows in self.buckets.row_counts]
         scores = sorted({f"score_{bucket.tokens}" for bucket in self.buckets.mixed})
-        chooses += [f"accept_{rows}" for rows in self.buckets.verify_row_counts]
+        chooses += dict.fromkeys(sampler_name(bucket) for bucket in self.buckets.verify)
         return [*chooses, *steps, "update_tables", "init_slot", *scores]
 
     def load_all(self, progress: Progress | None = None) -> None:
@@ -231,8 +231,8 @@ class Programs(ProgramSet):
         if name.startswith("choose_"):
             return self._choose(BatchLayout(Bucket(0, int(name.removeprefix("choose_")))), vocab_words)
         if name.startswith("accept_"):
-            width = self.buckets.verify[-1].width
-            return self._choose(BatchLayout(Bucket(0, int(name.removeprefix("accept_")), width)), vocab_words)
+            bucket = next(b for b in self.buckets.verify if sampler_name(b) == name)
+            return self._choose(BatchLayout(bucket), vocab_words)
         bucket = next(b for b in self.buckets.all if b.name == name)
         packed = abstract(NamedSharding(self.mesh, P("data")), (data, BatchLayout(bucket).size))
         forward = make_forward(self.model, self.mesh, bucket, self.state, self.ops, self.params, self.aux_layers)
@@ -302,6 +302,11 @@ def _output_shardings(fn: Callable[..., Any], args: tuple[Any, ...], donate: tup
         return kept, jax.tree.map(lambda _: of(P()), out[1])
     rest = jax.tree.map(lambda _: of(P("data")), out[4:])
     return kept, of(P("data")), of(P("data", VOCAB_AXES)), of(P("data")), *rest
+
+
+def sampler_name(bucket: Bucket) -> str:
+    """The program that chooses a bucket's tokens; buckets with equal rows share it."""
+    return f"accept_{bucket.sequences}x{bucket.width}" if bucket.verifies else f"choose_{bucket.sequences}"
 
 
 def abstract(sharding: NamedSharding, shape: tuple[int, ...], dtype: Any = jnp.int32) -> jax.ShapeDtypeStruct:

@@ -17,14 +17,14 @@ from trillion_infer.speculate import DraftRequest, Speculator, StepCost, host_dr
 from trillion_infer.speculate.base import NOTHING, Draft
 from trillion_infer.speculate.offered import OfferedDrafter
 
-MAX_DRAFTS = 7
+MAX_DRAFTS = 15
 """Drafts of one request in one step: with the token before them, the positions of a verification row."""
 
 MODEL_DRAFTS = 3
 """The same where a model drafts: each further draft costs a run of it."""
 
-_FORGET_AFTER = 512
-"""Steps after which a verifying bucket that none of them used is tried again."""
+_AGED_AFTER = 512
+"""Steps after which half of what an unused verifying bucket cost beyond a step without drafts is forgotten."""
 
 _MOST = 4.0
 """A step counts as at most so many times the mean: the caller may have paused."""
@@ -41,8 +41,9 @@ def draft_length(config: EngineConfig) -> int:
 class BucketCost(StepCost):
     """Measured seconds of a step by its bucket, asked for by its query tokens in the situation set by `at`.
 
-    A verifying bucket that has not run yet is taken to cost what the others that hold less do, so that it gets tried;
-    so is one that has not run for long, since a figure from another time must not rule it out for ever.
+    A verifying bucket that has not run yet is taken to cost what the others that hold less do, so that it gets tried.
+    Of one that has not run for long the figure falls by and by, and the next run replaces it: a figure from another
+    time must not rule it out for ever, and what was far from paying must not be tried often.
     """
 
     def __init__(self, buckets: Buckets, shards: int = 1):
@@ -50,6 +51,7 @@ class BucketCost(StepCost):
         self._all, self._shards = buckets, shards
         self._by_bucket: dict[Bucket, float] = {}
         self._last_run: dict[Bucket, int] = {}
+        self._aged: set[Bucket] = set()
         self._steps = 0
         self.at(1, 0)
 
@@ -57,12 +59,20 @@ class BucketCost(StepCost):
         """The coming step has so many sequences and, beside their tokens, so many of prompts, on each shard."""
         self._sequences, self._prefill = max(sequences, 1), prefill_tokens
 
+    def most_drafts(self) -> int:
+        """Drafts that one row of the coming step may have."""
+        verify = self._all.verify
+        fitting = verify[-1:] if self._prefill else [b for b in verify if b.sequences >= self._sequences]
+        return max((bucket.width for bucket in fitting), default=1) - 1
+
     def record_step(self, bucket: Bucket, seconds: float) -> None:
         """One step without compilation took so long. The first run of a bucket is a warm-up and does not count."""
         self._steps += 1
         if bucket in self._last_run:
             known = self._by_bucket.get(bucket, seconds)
-            self._by_bucket[bucket] = known + self._weight * (min(seconds, _MOST * known) - known)
+            weight = 1.0 if bucket in self._aged else self._weight
+            self._by_bucket[bucket] = known + weight * (min(seconds, _MOST * known) - known)
+            self._aged.discard(bucket)
         self._last_run[bucket] = self._steps
 
     def estimate(self, tokens: int) -> float | None:
@@ -75,10 +85,11 @@ class BucketCost(StepCost):
             return alone
         if each + self._prefill > self._all.verify[-1].tokens:
             return math.inf
-        bucket = self._all.choose(each + self._prefill, self._sequences, False, verifies=True)
-        if self._steps - self._last_run.get(bucket, self._steps) > _FORGET_AFTER:
-            self._by_bucket.pop(bucket, None)
-            del self._last_run[bucket]
+        bucket = self._all.choose(each + self._prefill, self._sequences, False, width=2)
+        if bucket in self._by_bucket and self._steps - self._last_run[bucket] > _AGED_AFTER:
+            self._by_bucket[bucket] = alone + max(0.0, self._by_bucket[bucket] - alone) / 2
+            self._last_run[bucket] = self._steps
+            self._aged.add(bucket)
         smaller = [b for b in self._all.verify if b.sequences == bucket.sequences and b.tokens <= bucket.tokens]
         return max([alone, *(self._by_bucket[b] for b in smaller if b in self._by_bucket)])
 
@@ -181,14 +192,15 @@ class Speculation:
         ready = [t for t in self._tracked.values() if t.request.status is Status.RUNNING]
         if not ready:
             return []
-        if not self._set_situation(schedulers, len(ready)):
+        most = self._set_situation(schedulers, len(ready))
+        if not most:
             return []
-        limits = [max(0, t.request.max_tokens - t.request.num_output - 1) for t in ready]
+        limits = [min(most, max(0, t.request.max_tokens - t.request.num_output - 1)) for t in ready]
         drafts = self._speculator.propose([t.read() for t in ready], len(ready), limits)
         return list(zip(ready, drafts, strict=True))
 
-    def _set_situation(self, schedulers: Sequence[Scheduler], ready: int) -> bool:
-        """Tells the cost what the coming step has beside drafts; False if that leaves no room for any."""
+    def _set_situation(self, schedulers: Sequence[Scheduler], ready: int) -> int:
+        """Tells the cost what the coming step has beside drafts; the most drafts that a row of it may have."""
         config = schedulers[0].config
         sequences = max(scheduler.num_running for scheduler in schedulers)
         decodes = sum(scheduler.num_running for scheduler in schedulers) == ready
@@ -197,4 +209,6 @@ class Speculation:
         prefills = not decodes or admits
         prefill_tokens = config.prefill_chunk if prefills else 0
         self.cost.at(sequences, prefill_tokens)
-        return sequences + prefill_tokens < config.max_batch_tokens
+        if sequences + prefill_tokens >= config.max_batch_tokens:
+            return 0
+        return self.cost.most_drafts()

@@ -18,7 +18,7 @@ from trillion_infer.core.errors import OutOfMemoryError
 from trillion_infer.engine import budget
 from trillion_infer.engine.build import Blueprint
 from trillion_infer.engine.fits import uneven_splits
-from trillion_infer.engine.programs import Program, Programs, ProgramSet, compile_program
+from trillion_infer.engine.programs import Program, Programs, ProgramSet, compile_program, sampler_name
 from trillion_infer.engine.sizing import open_source
 from trillion_infer.plan.cost import step_cost
 from trillion_infer.plan.placement import kv_limit, plan_deployment
@@ -126,7 +126,7 @@ def compile_deployment(
     compiled = [first]
     if only_largest:
         sized = _programs(blueprint, pages)
-        names = [f"choose_{max(buckets.row_counts)}", *(f"accept_{n}" for n in buckets.verify_row_counts[-1:])]
+        names = [sampler_name(bucket) for bucket in (buckets.mixed[-1], *buckets.verify[-1:])]
         names += [bucket.name for bucket in buckets.decode[-1:] if role == "decode"]
     else:
         free = kind.memory - weights - first.temp_bytes - reserved

@@ -35,43 +35,74 @@ class StepCost:
         return max(self._seconds[bucket] for bucket in below) if below else None
 
 
-class Acceptance:
-    """How often each drafter's tokens stand, per request, against what the drafter expected.
+class Calibration:
+    """How often tokens stood of which a drafter was so sure, over all requests.
 
-    One factor on the drafter's confidence, near 1 when it knows itself. It drifts back to where it started while
-    nothing is drafted, so that a request is tried again after its text has changed.
+    What it said counts like `prior` tokens seen; older tokens count less and less, so that at most `memory` count.
     """
 
-    def __init__(self, start: float = 1.0, weight: float = 0.15, recovery: float = 0.01):
-        self._start, self._weight, self._recovery = start, weight, recovery
-        self._factors: dict[tuple[Hashable, str], float] = {}
+    CLASSES = 10
+
+    def __init__(self, prior: float = 4.0, memory: float = 200.0):
+        self._prior, self._memory = prior, memory
+        self._seen: dict[tuple[str, int], tuple[float, float]] = {}
+
+    def chance(self, drafter: str, confidence: float) -> float:
+        """Probability that such a token stands."""
+        stood, count = self._seen.get(self._key(drafter, confidence), (0.0, 0.0))
+        return (confidence * self._prior + stood) / (self._prior + count)
+
+    def record(self, drafter: str, confidence: float, stands: bool) -> None:
+        key = self._key(drafter, confidence)
+        stood, count = self._seen.get(key, (0.0, 0.0))
+        kept = 1 - 1 / self._memory
+        self._seen[key] = stood * kept + stands, count * kept + 1
+
+    def _key(self, drafter: str, confidence: float) -> tuple[str, int]:
+        return drafter, min(int(confidence * self.CLASSES), self.CLASSES - 1)
+
+
+class Acceptance:
+    """How often each drafter's tokens stand: what its confidence meant so far, and per request against that.
+
+    A request has one factor, near 1 when it is like the others: tokens that stood to those expected to, of late. It
+    drifts back to 1 while nothing is drafted, so that a request is tried again after its text has changed.
+    """
+
+    def __init__(self, prior: float = 2.0, memory: float = 20.0, recovery: float = 0.02):
+        self._prior, self._kept, self._resting = prior, 1 - 1 / memory, 1 - recovery
+        self._sums: dict[tuple[Hashable, str], tuple[float, float]] = {}
+        self._calibration = Calibration()
 
     def factor(self, request_id: Hashable, drafter: str) -> float:
-        return self._factors.get((request_id, drafter), self._start)
+        stood, expected = self._sums.get((request_id, drafter), (0.0, 0.0))
+        return (self._prior + stood) / (self._prior + expected)
 
     def record(self, request_id: Hashable, draft: Draft, accepted: int) -> None:
         """`accepted` of the draft's tokens stood. Those after the first that fell say nothing."""
         key = request_id, draft.drafter
-        factor = self.factor(*key)
-        for place, expected in enumerate(draft.confidence[: accepted + 1]):
-            ratio = (1.0 if place < accepted else 0.0) / max(expected, 0.05)
-            factor += self._weight * (min(ratio, 2.0) - factor)
-        self._factors[key] = factor
+        stood, expected = self._sums.get(key, (0.0, 0.0))
+        for place, confidence in enumerate(draft.confidence[: accepted + 1]):
+            stands = place < accepted
+            expected = expected * self._kept + self._calibration.chance(draft.drafter, confidence)
+            stood = stood * self._kept + stands
+            self._calibration.record(draft.drafter, confidence, stands)
+        self._sums[key] = stood, expected
 
     def rest(self, request_id: Hashable, drafter: str) -> None:
         """A draft was at hand and not used."""
-        factor = self.factor(request_id, drafter)
-        self._factors[request_id, drafter] = factor + self._recovery * (self._start - factor)
+        stood, expected = self._sums.get((request_id, drafter), (0.0, 0.0))
+        self._sums[request_id, drafter] = stood * self._resting, expected * self._resting
 
     def release(self, request_id: Hashable) -> None:
-        for key in [key for key in self._factors if key[0] == request_id]:
-            del self._factors[key]
+        for key in [key for key in self._sums if key[0] == request_id]:
+            del self._sums[key]
 
     def chances(self, request_id: Hashable, draft: Draft) -> list[float]:
         """Probability that each token of the draft is reached and stands."""
         factor, chance, chances = self.factor(request_id, draft.drafter), 1.0, []
         for each in draft.confidence:
-            chance *= min(0.99, each * factor)
+            chance *= min(0.99, self._calibration.chance(draft.drafter, each) * factor)
             chances.append(chance)
         return chances
 

@@ -103,6 +103,74 @@ static void stream_tile(const ti::Matmul& m, int64_t row0, int64_t column0, int6
   }
 }
 
+// As raw_tile, with the weights in registers, so that each is loaded once for all rows. Prefetched is part `part` of
+// 2**shift of the next NR rows of weights: with several tiles over the same weights memory is read all the time.
+template <class Rows, int MR, int NR>
+__attribute__((noinline)) static void held_tile(const float* x, int64_t x_stride, const typename Rows::Element* w,
+                                                int64_t w_stride, int64_t depth, float* out, int64_t out_stride,
+                                                bool first, int64_t part, int shift) {
+  F acc[MR][NR];
+  for (auto& row : acc)
+    for (F& a : row) a = zero();
+  const typename Rows::Element* next = w + NR * w_stride + (depth >> shift) * part;
+  for (int64_t k = 0; k < depth; k += 2 * kLanes) {
+#pragma GCC unroll 8
+    for (int c = 0; c < NR; ++c) __builtin_prefetch(next + c * w_stride + (k >> shift), 0, 3);
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half) {
+      F ws[NR];
+#pragma GCC unroll 8
+      for (int c = 0; c < NR; ++c) {
+        F low, high;
+        Rows::load2(w + c * w_stride + k, low, high);
+        ws[c] = half == 0 ? low : high;
+      }
+#pragma GCC unroll 8
+      for (int r = 0; r < MR; ++r) {
+        F xr = load(x + r * x_stride + k + half * kLanes);
+#pragma GCC unroll 8
+        for (int c = 0; c < NR; ++c) acc[r][c] = fma(ws[c], xr, acc[r][c]);
+      }
+    }
+  }
+  store_tile(acc, out, out_stride, first);
+}
+
+// The products of a few columns with all rows, up to four at a time.
+template <class Rows, int NR>
+static inline void held_rows(const float* x, int64_t x_stride, int64_t rows, const typename Rows::Element* w,
+                             int64_t w_stride, int64_t depth, float* out, int64_t out_stride, bool first) {
+  int shift = rows <= 4 ? 0 : rows <= 8 ? 1 : 2;
+  for (int64_t part = 0; rows > 0; ++part, rows -= 4, x += 4 * x_stride, out += 4 * out_stride) switch (rows) {
+      case 1: held_tile<Rows, 1, NR>(x, x_stride, w, w_stride, depth, out, out_stride, first, part, shift); break;
+      case 2: held_tile<Rows, 2, NR>(x, x_stride, w, w_stride, depth, out, out_stride, first, part, shift); break;
+      case 3: held_tile<Rows, 3, NR>(x, x_stride, w, w_stride, depth, out, out_stride, first, part, shift); break;
+      default: held_tile<Rows, 4, NR>(x, x_stride, w, w_stride, depth, out, out_stride, first, part, shift);
+    }
+}
+
+// Five to sixteen rows, weights read once.
+template <class Rows>
+static void stream_rows(const ti::Matmul& m, int64_t row0, int64_t row1, int64_t column0, int64_t column1) {
+  constexpr int64_t wide = 48, most = 16;
+  float out[most * wide];
+  const float* x = m.packed_x + row0 * m.packed_depth;
+  int64_t rows = row1 - row0;
+  for (int64_t start = column0; start < column1; start += wide) {
+    int64_t columns = column1 - start < wide ? column1 - start : wide;
+    const auto* w = (const typename Rows::Element*)(m.w + start * m.row_bytes);
+    for (int64_t k = 0; k < m.depth; k += ti::kBlockDepth) {
+      int64_t depth = m.depth - k < ti::kBlockDepth ? m.depth - k : ti::kBlockDepth, c = 0;
+      for (; c + kColumnTile <= columns; c += kColumnTile)
+        held_rows<Rows, kColumnTile>(x + k, m.packed_depth, rows, w + c * m.depth + k, m.depth, depth, out + c, wide,
+                                    k == 0);
+      for (; c < columns; ++c)
+        held_rows<Rows, 1>(x + k, m.packed_depth, rows, w + c * m.depth + k, m.depth, depth, out + c, wide, k == 0);
+    }
+    for (int64_t r = 0; r < rows; ++r) store_row(m, row0 + r, start, columns, out + r * wide);
+  }
+}
+
 // Products of MR rows of x with NR rows of packed weights, decoded in registers.
 template <class Cursor, int MR, int NR>
 __attribute__((noinline)) static void packed_tile(const ti::Matmul& m, const float* x, int64_t column, int64_t k,
@@ -181,7 +249,8 @@ static void block_tile(const ti::Matmul& m, int64_t row0, int64_t row1, int64_t 
 template <class Rows>
 static void plain_tile(const ti::Matmul& m, int64_t row0, int64_t row1, int64_t column0, int64_t column1) {
   int64_t rows = row1 - row0;
-  if (m.depth != m.packed_depth || rows > 4) return block_tile<Rows>(m, row0, row1, column0, column1);
+  if (m.depth != m.packed_depth || rows > 16) return block_tile<Rows>(m, row0, row1, column0, column1);
+  if (rows > 4) return stream_rows<Rows>(m, row0, row1, column0, column1);
   constexpr int wide = kRegisters == 32 ? 2 : 1;
   if (rows == 1) return stream_tile<Rows, 1, 8>(m, row0, column0, column1);
   if (rows == 2) return stream_tile<Rows, 2, 6>(m, row0, column0, column1);
