@@ -52,6 +52,18 @@ def test_a_reservation_that_is_given_back_leaves_nothing():
     assert scheduler.schedule() is not None
 
 
+def test_a_request_that_starts_while_reservations_hold_all_pages_is_admitted_by_the_plan_that_runs_it():
+    scheduler = make_scheduler(groups=PAGES, page_size=4)
+    first, _ = reserved(scheduler, "a", 32, max_tokens=1)
+    late = make_request("b", range(100, 106), max_tokens=1)
+    scheduler.add(late)
+    assert scheduler.schedule() is None
+    scheduler.unreserve(first)
+    plan = scheduler.schedule()
+    assert plan is not None
+    assert ([row.request for row in plan.rows], plan.admitted) == ([late], [late])
+
+
 def test_an_active_reservation_computes_its_last_token_alone():
     scheduler = make_scheduler(groups=PAGES, page_size=4)
     request, _ = reserved(scheduler, "a", 10, max_tokens=3)

@@ -222,6 +222,7 @@ class Scheduler:
         self._chunk_in_flight = len(others) > 0
         self._planned = step.rows
         if not step.rows:
+            self._adopted += step.admitted  # without pages yet; the plan that first has them says that they came
             return None
         for row in step.rows if lookahead else ():
             end = row.start + row.length + lookahead
