@@ -18,7 +18,6 @@ from trillion_infer.cli.hosts import define_host_flags
 from trillion_infer.config.engine import EngineConfig
 from trillion_infer.core.errors import TrillionInferError
 from trillion_infer.engine.build import plan_engine
-from trillion_infer.layers.parameters import param_specs
 from trillion_infer.models import read_family
 from trillion_infer.weights import load_params, open_checkpoint
 from trillion_infer.weights.orbax import save_final_layout
@@ -41,9 +40,9 @@ def main(_: list[str]) -> None:
         family = read_family(checkpoint.config, checkpoint.generation_config)
         blueprint = plan_engine(family, make_mesh(MESH.value), EngineConfig(dtype=DTYPE.value, quantize=QUANTIZE.value))
         params, report = load_params(
-            param_specs(blueprint.model),
+            blueprint.specs,
             checkpoint,
-            blueprint.shardings(),
+            blueprint.shardings,
             dtype=blueprint.dtype,
             ignore=family.ignore,
             tied={family.names.head: family.names.embed},

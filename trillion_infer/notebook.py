@@ -40,7 +40,7 @@ def sharding_table(llm: LLM, name: str) -> Table:
 
     Raises ConfigError with the names there are for any other.
     """
-    weights = llm.blueprint.abstract_params()
+    weights = llm.blueprint.abstract_params
     if name not in weights:
         raise ConfigError(f"there is no weight {name!r}; there are {', '.join(weights)}.")
     weight = weights[name]

@@ -12,7 +12,6 @@ from trillion_infer.config.engine import EngineConfig
 from trillion_infer.core.errors import ConfigError
 from trillion_infer.engine.budget import local_page_bytes
 from trillion_infer.engine.build import plan_engine
-from trillion_infer.layers.parameters import param_specs
 from trillion_infer.models import read_family
 from trillion_infer.weights.checkpoint import open_checkpoint
 
@@ -48,8 +47,8 @@ def test_two_kv_heads_are_held_once_over_eight_devices(name, mesh):
 def test_experts_are_held_once_and_small_weights_split_over_the_devices_that_share_tokens(name, mesh):
     """Norms and biases of a few values a layer are all that every device holds."""
     blueprint = blueprint_of(name, mesh)
-    sizes, specs = blueprint.mesh.shape, param_specs(blueprint.model)
-    for path, weight in blueprint.abstract_params().items():
+    sizes, specs = blueprint.mesh.shape, blueprint.specs
+    for path, weight in blueprint.abstract_params.items():
         for leaf in jax.tree.leaves(weight):
             parts = math.prod(leaf.shape) // math.prod(leaf.sharding.shard_shape(leaf.shape))
             if "experts" in specs[path].axes:

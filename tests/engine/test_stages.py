@@ -84,7 +84,7 @@ def test_no_stage_copies_a_pool(make_llm, name, which):
 def test_a_stage_holds_only_its_layers(make_llm):
     """Weights, pools and vocabulary are split: none is replicated over the stages."""
     blueprint = make_llm("smollm2", **SMALL, mesh="stage=3").blueprint
-    for name, leaf in blueprint.abstract_params().items():
+    for name, leaf in blueprint.abstract_params.items():
         if name != "norm.weight":
             assert math.prod(leaf.sharding.shard_shape(leaf.shape)) * 3 == leaf.size, name
     pool = blueprint.layouts[0].abstract(3, blueprint.mesh)

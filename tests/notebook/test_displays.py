@@ -36,11 +36,11 @@ def test_the_sharding_table_shows_each_devices_part(make_llm):
 
 def test_the_sharding_table_shows_both_arrays_of_a_packed_weight(make_llm):
     llm = make_llm("kimi_k25", mesh="expert=2", max_running=2, prefill_chunk=16, precompile=False)
-    name = next(n for n, p in llm.blueprint.abstract_params().items() if isinstance(p, QuantisedTensor))
+    name = next(n for n, p in llm.blueprint.abstract_params.items() if isinstance(p, QuantisedTensor))
     text = text_of(notebook.sharding_table(llm, name))
     assert "packed" in text
     assert "scale" in text
-    experts = llm.blueprint.abstract_params()[name].shape[1]
+    experts = llm.blueprint.abstract_params[name].shape[1]
     assert text.count(f"0:{experts // 2}, ") == text.count(f"{experts // 2}:{experts}, ") == 2
 
 

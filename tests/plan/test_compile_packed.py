@@ -10,7 +10,6 @@ from tests.conftest import GOLDEN
 from tests.engine.helpers import greedy, tokens_of
 from trillion_infer.config.engine import EngineConfig
 from trillion_infer.engine.build import plan_engine
-from trillion_infer.layers.parameters import param_specs
 from trillion_infer.models import read_family
 from trillion_infer.weights.checkpoint import open_checkpoint
 from trillion_infer.weights.quant_config import read_quantisation
@@ -23,7 +22,7 @@ PACKED = {"kimi_k25": "int4", "deepseek_v3_fp8": "fp8", "gpt_oss_mxfp4": "mxfp4"
 def test_packed_experts_give_the_tokens_of_transformers(make_llm, name):
     """W4A16 in float32 activations is the dequantised model."""
     llm = make_llm(name, prefill_chunk=16, page_size=8)
-    held = {n: p for n, p in llm.blueprint.abstract_params().items() if isinstance(p, QuantisedTensor)}
+    held = {n: p for n, p in llm.blueprint.abstract_params.items() if isinstance(p, QuantisedTensor)}
     assert {p.format for p in held.values()} == {PACKED[name]}
     assert {n.rpartition(".")[2] for n in held} == {"gate_up", "down"}
     golden = np.load(GOLDEN / "tiny" / name / "golden.npz")
@@ -39,7 +38,7 @@ def test_the_config_alone_foretells_what_the_checkpoint_gives(name, mesh):
     """Names, formats, groups, shapes, dtypes and shardings of packed weights."""
     checkpoint = open_checkpoint(GOLDEN / "tiny" / name)
     blueprint = plan_engine(read_family(checkpoint.config), make_mesh(mesh), EngineConfig(dtype="bfloat16"))
-    specs, shardings = param_specs(blueprint.model), blueprint.shardings()
+    specs, shardings = blueprint.specs, blueprint.shardings
     kept = abstract_kept(specs, shardings, checkpoint, routed_experts)
     described = abstract_described(specs, shardings, *read_quantisation(checkpoint.config), routed_experts)
     assert kept

@@ -10,7 +10,6 @@ from sharding.mesh import make_mesh
 from trillion_infer.config.engine import EngineConfig
 from trillion_infer.core.errors import ConfigError
 from trillion_infer.engine.build import plan_engine
-from trillion_infer.layers.parameters import param_specs
 from trillion_infer.models import read_family
 from trillion_infer.testing.checkpoints import write_gguf
 from trillion_infer.weights import load_params, open_checkpoint
@@ -55,7 +54,7 @@ def write(path, types: dict[str, Q]):
 def load(checkpoint, mesh: str | None, **options):
     family = read_family(checkpoint.config, {})
     blueprint = plan_engine(family, make_mesh(mesh), EngineConfig(dtype="float32", max_model_len=64))
-    specs, shardings = param_specs(blueprint.model), blueprint.shardings()
+    specs, shardings = blueprint.specs, blueprint.shardings
     params, _ = load_params(specs, checkpoint, shardings, dtype="float32", tied={"lm_head.weight": "x"}, **options)
     return specs, shardings, params
 

@@ -121,9 +121,9 @@ def test_a_quantised_conversion_answers_as_its_source(tmp_path, make_llm, name):
     params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
     source, converted = make_llm(name, **options), make_llm.fresh(tmp_path / "out", **options)
     found, expected = (llm.generate([[5, 6, 7, 8]], params)[0].outputs[0].token_ids for llm in (converted, source))
-    kept = [n for n, p in converted.blueprint.abstract_params().items() if isinstance(p, QuantisedTensor)]
+    kept = [n for n, p in converted.blueprint.abstract_params.items() if isinstance(p, QuantisedTensor)]
     assert kept
-    assert kept == [n for n, p in source.blueprint.abstract_params().items() if isinstance(p, QuantisedTensor)]
+    assert kept == [n for n, p in source.blueprint.abstract_params.items() if isinstance(p, QuantisedTensor)]
     assert found == expected
     converted.close()
 

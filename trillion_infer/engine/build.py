@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -103,13 +103,18 @@ class Blueprint:
     def data(self) -> int:
         return self.mesh.shape["data"]
 
+    @cached_property
+    def specs(self) -> dict[str, ParamSpec]:
+        """The model's parameters by path."""
+        return param_specs(self.model)
+
+    @cached_property
     def shardings(self) -> dict[str, NamedSharding]:
         """Where each parameter lies; the parts of a quantised one lie alike."""
-        specs = param_specs(self.model)
-        placed = {name: named_sharding(self.mesh, spec.axes, SERVE_RULES) for name, spec in specs.items()}
+        placed = {name: named_sharding(self.mesh, spec.axes, SERVE_RULES) for name, spec in self.specs.items()}
         if self.expert_bytes is None:
             return placed
-        return {n: s.with_memory_kind(HOST_MEMORY) if experts.on_host(specs[n]) else s for n, s in placed.items()}
+        return {n: s.with_memory_kind(HOST_MEMORY) if experts.on_host(self.specs[n]) else s for n, s in placed.items()}
 
     @property
     def expert_bytes(self) -> float | None:
@@ -120,16 +125,16 @@ class Blueprint:
         """The abstract cache of experts; None where they lie on the devices."""
         if self.expert_bytes is None:
             return None
-        return experts.abstract_cache(param_specs(self.model), self.abstract_params(), self.expert_bytes)
+        return experts.abstract_cache(self.specs, self.abstract_params, self.expert_bytes)
 
+    @cached_property
     def abstract_params(self) -> dict[str, Any]:
         """Shapes, dtypes and shardings of the parameters; `QuantisedTensor`s of them where weights stay packed."""
-        specs, shardings = param_specs(self.model), self.shardings()
         plain = {
-            name: jax.ShapeDtypeStruct(spec.shape, jnp.dtype(spec.dtype or self.dtype), sharding=shardings[name])
-            for name, spec in specs.items()
+            name: jax.ShapeDtypeStruct(spec.shape, jnp.dtype(spec.dtype or self.dtype), sharding=self.shardings[name])
+            for name, spec in self.specs.items()
         }
-        return plain if self.packing is None else {**plain, **self.packing(specs, shardings)}
+        return plain if self.packing is None else {**plain, **self.packing(self.specs, self.shardings)}
 
     def state_shape(self, pages: tuple[int, ...]) -> StateShape:
         page_size = self.layouts[0].page_size
@@ -154,7 +159,7 @@ class Blueprint:
         buckets = buckets if self.role is None else buckets.for_role(self.role)
         state = self.state_shape(pages).abstract(self.mesh)
         aux_layers = aux_layers_of(self.drafts)
-        return Programs(self.model, self.mesh, buckets, ops, self.abstract_params(), state, aux_layers=aux_layers)
+        return Programs(self.model, self.mesh, buckets, ops, self.abstract_params, state, aux_layers=aux_layers)
 
     def draft_programs(self, programs: Programs) -> tuple[DraftPrograms, ...]:
         """The programs of the models that draft beside `programs`."""
@@ -189,7 +194,7 @@ class Blueprint:
     def weight_bytes_per_device(self) -> int:
         """Bytes of parameters on one device, those of drafters and the cache of experts among them."""
         drafters = sum(plan.weight_bytes_per_device(self.mesh) for plan in self.drafts)
-        return drafters + device_bytes((self.abstract_params(), self.expert_cache()))
+        return drafters + device_bytes((self.abstract_params, self.expert_cache()))
 
 
 def plan_engine(
@@ -310,7 +315,7 @@ def build_engine(
                     each.compile_all(partial(tell, "compile"))
         shape = blueprint.state_shape(tuple(cache.num_pages for cache in caches))
         with phase("allocate pools"), told_as_ours("the KV pools", _holders(blueprint, shape, programs)):
-            state = shape.allocate(blueprint.mesh)
+            state = shape.allocate(blueprint.mesh, programs.get("make_pools").run if group is None else None)
         params = loading.result()
     report.weights_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(params) if is_on_device(leaf))
     report.host_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(params)) - report.weights_bytes
@@ -379,7 +384,7 @@ def _holders(blueprint: Blueprint, shape: StateShape, programs: Programs) -> dic
 
 def _load(blueprint: Blueprint, load: Loader) -> dict[str, jax.Array]:
     with told_as_ours("the weights", {"weights": blueprint.weight_bytes_per_device()}):
-        return load(param_specs(blueprint.model), blueprint.shardings(), blueprint.dtype)
+        return load(blueprint.specs, blueprint.shardings, blueprint.dtype)
 
 
 def _scheduler(blueprint: Blueprint, groups: list[CacheGroup], fingerprint: bytes) -> Scheduler:

@@ -71,7 +71,7 @@ def uneven_splits(blueprint: "Blueprint") -> list[str]:
 
 def total_weight_bytes(blueprint: "Blueprint") -> int:
     """Bytes of all parameters, each held once."""
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(blueprint.abstract_params()))
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(blueprint.abstract_params))
 
 
 def check_fits_here(blueprint: "Blueprint") -> None:

@@ -22,7 +22,7 @@ from trillion_infer.distributed.calls import Recorder
 from trillion_infer.engine.batch import BatchLayout
 from trillion_infer.engine.buckets import Bucket, Buckets
 from trillion_infer.engine.compile_cache import COMPILER
-from trillion_infer.engine.state import TABLE_CHUNK, DeviceState, update_tables
+from trillion_infer.engine.state import TABLE_CHUNK, DeviceState, MakePools, update_tables
 from trillion_infer.engine.step import SCORE_ROWS, make_accept, make_choose, make_forward, make_score
 from trillion_infer.layers.context import Ops
 from trillion_infer.layers.decoder import Decoder
@@ -169,7 +169,14 @@ class Programs(ProgramSet):
         chooses = [f"choose_{rows}" for rows in self.buckets.row_counts]
         scores = sorted({f"score_{bucket.tokens}" for bucket in self.buckets.mixed})
         chooses += dict.fromkeys(sampler_name(bucket) for bucket in self.buckets.verify)
-        return [*chooses, *steps, "update_tables", "init_slot", *scores]
+        return [*chooses, *steps, "update_tables", "init_slot", "make_pools", *scores]
+
+    def names_as_needed(self) -> list[str]:
+        """`names`, those that a first request takes before the others: a short prompt's, with the sampler that takes
+        longest to load ahead."""
+        first = min(self.buckets.mixed, key=lambda bucket: (bucket.tokens, bucket.sequences))
+        early = ["make_pools", f"choose_{first.sequences}", "update_tables", first.name, "init_slot"]
+        return [*early, *(name for name in self.names() if name not in early)]
 
     def load_all(self, progress: Progress | None = None) -> None:
         """Takes what is missing from the source, as far as it goes; `progress` as for `compile_all`."""
@@ -179,7 +186,7 @@ class Programs(ProgramSet):
         """Has a thread take every program from the source, while the engine is made and after; whoever needs one waits
         for that one alone."""
         pool = ThreadPoolExecutor(1, COMPILER)
-        self._coming = {name: pool.submit(self._load, name) for name in self.missing()}
+        self._coming = {name: pool.submit(self._load, name) for name in self.names_as_needed()}
         pool.shutdown(wait=False)
 
     @property
@@ -219,6 +226,8 @@ class Programs(ProgramSet):
         data = self.mesh.shape["data"]
         if name == "update_tables":
             return update_tables, (self.state.tables, replicated((TABLE_CHUNK, 4))), (0,)
+        if name == "make_pools":
+            return MakePools(self.state.kv_pools, self.mesh), (), ()
         if name == "init_slot":
             return init_slot, (self.state.sampler, replicated((3,)), replicated((3, SLOT_CHUNK))), (0,)
         if name.startswith("score_"):
@@ -287,6 +296,8 @@ def compile_program(name: str, fn: Callable[..., Any], args: tuple[Any, ...], do
 def _output_shardings(fn: Callable[..., Any], args: tuple[Any, ...], donate: tuple[int, ...]) -> Any:
     """Donated state comes back as it went in, and first. What the next program reads keeps its split over `data` (and
     the vocabulary's axes); the rest is replicated, so that the host reads it from one device."""
+    if isinstance(fn, MakePools):
+        return fn.shardings
     mesh = jax.tree.leaves(args)[0].sharding.mesh
 
     def of(spec: P) -> NamedSharding:

@@ -1,7 +1,7 @@
 """What stays on the device from step to step."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import jax
@@ -88,19 +88,41 @@ class StateShape:
             sampler=jax.tree.map(of, SamplerState.specs(VOCAB_AXES), sampler),
         )
 
-    def allocate(self, mesh: Mesh) -> DeviceState:
-        """The state, each device's shards made there: zeros, but pools that native kernels read stay unwritten, so
-        that a page takes memory when it is first used."""
+    def allocate(self, mesh: Mesh, make_pools: Callable[[], tuple[Pool, ...]] | None = None) -> DeviceState:
+        """The state, each device's shards made there, all zeros but the KV pools (`MakePools`), which `make_pools`
+        makes if it is there already compiled."""
         abstract = self.abstract(mesh)
-        make = unwritten if mesh.size == 1 and platform_of(mesh) == "cpu" and native().isas else _zeros
-        placed = partial(jax.tree.map, lambda leaf: leaf.sharding)
-        pools = jax.jit(lambda: jax.tree.map(make, abstract.kv_pools), out_shardings=placed(abstract.kv_pools))()
+        if make_pools is None:
+            make = MakePools(abstract.kv_pools, mesh)
+            make_pools = jax.jit(make, out_shardings=make.shardings)
+        pools = make_pools()
         rest = (abstract.pools[len(pools) :], abstract.tables, abstract.sampler)
         if all(leaf.sharding.is_fully_addressable for leaf in jax.tree.leaves(rest)):
             held, tables, sampler = jax.tree.map(_placed_zeros, rest)
         else:
-            held, tables, sampler = jax.jit(lambda: jax.tree.map(_zeros, rest), out_shardings=placed(rest))()
+            held, tables, sampler = jax.jit(lambda: jax.tree.map(_zeros, rest), out_shardings=_placed(rest))()
         return DeviceState((*pools, *held), tables, sampler)
+
+
+@dataclass(frozen=True)
+class MakePools:
+    """A program without arguments that makes the KV pools `like` these: zeros, but where native kernels read them they
+    stay unwritten, so that a page takes memory when it is first used."""
+
+    like: tuple[Pool, ...]
+    mesh: Mesh
+
+    @property
+    def shardings(self) -> Any:
+        return _placed(self.like)
+
+    def __call__(self) -> tuple[Pool, ...]:
+        unused = self.mesh.size == 1 and platform_of(self.mesh) == "cpu" and native().isas
+        return jax.tree.map(unwritten if unused else _zeros, self.like)
+
+
+def _placed(tree: Any) -> Any:
+    return jax.tree.map(lambda leaf: leaf.sharding, tree)
 
 
 def _zeros(leaf: jax.ShapeDtypeStruct) -> jax.Array:

@@ -11,7 +11,6 @@ import jax
 from trillion_infer.config.model import MoESpec
 from trillion_infer.engine.buckets import Bucket
 from trillion_infer.engine.build import Blueprint
-from trillion_infer.layers.parameters import param_specs
 
 
 def step_cost(blueprint: Blueprint, bucket: Bucket) -> tuple[float, float]:
@@ -22,8 +21,8 @@ def step_cost(blueprint: Blueprint, bucket: Bucket) -> tuple[float, float]:
     all_tokens, rows = bucket.tokens * sizes["data"], bucket.sequences * bucket.width
     mixture = next((layer.ffn for layer in config.layers if isinstance(layer.ffn, MoESpec)), None)
     flops = held_bytes = 0.0
-    weights = blueprint.abstract_params()
-    for name, spec in param_specs(blueprint.model).items():
+    weights = blueprint.abstract_params
+    for name, spec in blueprint.specs.items():
         leaves = jax.tree.leaves(weights[name])
         shards = [math.prod(leaf.sharding.shard_shape(leaf.shape)) for leaf in leaves]
         size = sum(n * leaf.dtype.itemsize for n, leaf in zip(shards, leaves, strict=True))

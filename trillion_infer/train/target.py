@@ -43,10 +43,10 @@ class TargetStates:
         ops = choose_ops(mesh, blueprint.dtype, config.attention, config.interpret, config.int8_activations)
         abstract = shape.abstract(mesh)
         forward = make_forward(
-            blueprint.model, mesh, self._layout.bucket, abstract, ops, blueprint.abstract_params(), taken
+            blueprint.model, mesh, self._layout.bucket, abstract, ops, blueprint.abstract_params, taken
         )
         packed = jax.ShapeDtypeStruct((self._shards, self._layout.size), jnp.int32, sharding=by_data)
-        args = (blueprint.abstract_params(), abstract.pools, abstract.tables, abstract.sampler.last_token, packed)
+        args = (blueprint.abstract_params, abstract.pools, abstract.tables, abstract.sampler.last_token, packed)
         self._program = compile_program("target_states", forward, args, (1,))
 
     def __call__(self, tokens: Int[np.ndarray, "B T"]) -> tuple[Float[Array, "B T 3M"], Float[Array, "B T M"]]:
