@@ -102,9 +102,9 @@ def test_second_start_takes_its_programs_from_the_cache_u59(make_llm, tmp_path):
 
 def test_without_precompile_only_what_runs_is_compiled_u59(make_llm):
     llm = make_llm("smollm2", page_size=8, precompile=False)
-    assert llm.stats()["compilations"] == 0
+    assert llm.stats()["compilations"] == 1  # its KV pools are there
     llm.generate([[5, 6, 7]], SamplingParams(temperature=0, max_tokens=3))
-    assert 0 < llm.stats()["compilations"] < len(llm.engine.programs.names())
+    assert 1 < llm.stats()["compilations"] < len(llm.engine.programs.names())
 
 
 def resident_bytes() -> int:
