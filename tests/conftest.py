@@ -5,9 +5,12 @@ import os
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
 os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
-_FLAG = "--xla_force_host_platform_device_count=8"
-if _FLAG not in os.environ.get("XLA_FLAGS", ""):
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_FLAG}".strip()
+_FLAGS = {"xla_force_host_platform_device_count": 8, "xla_backend_optimization_level": 0}
+"""Most of the suite's time is compiling tiny models, which LLVM's optimisations would double; `make test-slow` and
+`make test-oldest` set the level that users have."""
+for _name, _value in _FLAGS.items():
+    if _name not in os.environ.get("XLA_FLAGS", ""):
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --{_name}={_value}".strip()
 
 import gc
 from collections.abc import Callable
