@@ -27,14 +27,14 @@ test: $(VENV)/.test lint browser
 	$(RUN) -m pytest -n 2 --dist loadfile -m "not slow and not gpu and not tpu"
 
 test-slow: $(VENV)/.test
-	$(RUN) -m pytest -m "slow or matrix" --matrix=all
+	XLA_FLAGS="--xla_backend_optimization_level=3" $(RUN) -m pytest -m "slow or matrix" --matrix=all
 
 test-aot: $(VENV)/.test
 	$(RUN) -m pytest -m "aot" --aot=all
 
 test-oldest:
 	@scripts/setup_venv.sh .venv-oldest python3.11 "test"
-	JAX_PLATFORMS=cpu .venv-oldest/bin/python -m pytest -m "smoke"
+	XLA_FLAGS="--xla_backend_optimization_level=3" JAX_PLATFORMS=cpu .venv-oldest/bin/python -m pytest -m "smoke"
 
 browser:
 	@scripts/setup_browser.sh
