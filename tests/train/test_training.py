@@ -19,7 +19,7 @@ from trillion_infer.train.answers import Answered, read_conversations, regenerat
 from trillion_infer.train.data import batches, drafted_vocabulary, padded
 from trillion_infer.train.export import describe, export_head
 from trillion_infer.train.features import Features
-from trillion_infer.train.head import unrolled
+from trillion_infer.train.head import begun, unrolled
 from trillion_infer.train.trainer import TrainConfig, Trainer, plot, read_metrics
 
 TARGET = GOLDEN / "tiny" / "llama_deep"
@@ -102,6 +102,12 @@ def test_states_kept_in_a_file_are_those_computed(trained, examples, tmp_path):
     np.memmap(path, np.float32, "r+").reshape(7, -1)[4:] = 0
     again = Features(trained._target, "t", tokens, path, 2**30)
     np.testing.assert_allclose(np.asarray(again(chosen)[0]), np.asarray(streamed(chosen)[0]), atol=1e-5)
+
+
+def test_chains_begin_behind_what_the_one_before_gave():
+    lengths = [[3, 1, 4, 2, 1, 1, 2], [1, 2, 4, 1, 1, 1, 1]]
+    places = np.asarray(begun(np.array(lengths, np.float32)))
+    assert [np.flatnonzero(row).tolist() for row in places] == [[0, 3, 5, 6], [0, 1, 3, 4, 5, 6]]
 
 
 def test_the_exported_head_is_read_as_it_was_trained(trained, tmp_path):

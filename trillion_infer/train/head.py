@@ -50,10 +50,12 @@ class Ends:
 @dataclass(frozen=True)
 class Drafted:
     """Of each step: the share of right tokens. length: mean tokens that a verification gives, the target's own
-    included, of the chains that the text does not cut short."""
+    included, of the chains that the text does not cut short; walked: the same of the chains that an engine would begin,
+    each behind what the one before gave. Hard places are more of those, easy ones being passed over."""
 
     right: Float[Array, "j"]
     length: Float[Array, ""]
+    walked: Float[Array, ""]
 
 
 for _each in (Batch, Ends, Drafted):
@@ -96,8 +98,20 @@ def unrolled(
         lengths = lengths + stands
     whole = places + 1 + steps < batch.lengths[:, None]
     return jnp.stack(losses).sum() / sum(decay**j for j in range(steps)), Drafted(
-        jnp.stack(right), _mean(lengths, whole)
+        jnp.stack(right), _mean(lengths, whole), _mean(lengths, whole & begun(lengths))
     )
+
+
+def begun(lengths: Float[Array, "B N"]) -> Bool[Array, "B N"]:
+    """Places at which an engine begins a chain: the first, and then always `lengths` further."""
+
+    def one(following: Array, column: tuple[Array, Array]) -> tuple[Array, Array]:
+        place, length = column
+        here = following == place
+        return jnp.where(here, place + length, following), here
+
+    columns = jnp.arange(lengths.shape[1]), lengths.T.astype(jnp.int32)
+    return jax.lax.scan(one, jnp.zeros(lengths.shape[0], jnp.int32), columns)[1].T
 
 
 class _Layer:

@@ -151,7 +151,7 @@ class Trainer:
         """Means over the batches of held-out conversations; the last is filled up with the first ones."""
         assert self._heldout_features is not None
         count, rows = len(self._heldout), self.config.rows
-        right, lengths = [], []
+        right, lengths, walked = [], [], []
         for start in range(0, count, rows):
             chosen = [self._heldout[i % count] for i in range(start, start + rows)]
             made = {name: np.stack([each[name] for each in chosen]) for name in chosen[0]}
@@ -159,8 +159,10 @@ class Trainer:
             _, drafted = self._try(self.weights, ends=self.ends, batch=batch)
             right.append(drafted.right)
             lengths.append(drafted.length)
+            walked.append(drafted.walked)
         shares = np.mean(np.asarray(right), axis=0)
-        return {"right": [round(float(x), 4) for x in shares], "length": round(float(np.mean(lengths)), 4)}
+        figures = {"length": np.mean(lengths), "walked": np.mean(walked)}
+        return {"right": [round(float(x), 4) for x in shares], **{k: round(float(x), 4) for k, x in figures.items()}}
 
     def _features_of(self, examples: Sequence[Answered], model: str, name: str) -> Features:
         tokens = np.zeros((len(examples), self.config.length), np.int32)
@@ -214,7 +216,8 @@ def _update(weights, state, ends: Ends, batch: Batch, *, spec: Eagle3Spec, confi
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """Lines of the metrics file: step, loss, right (share of right tokens a step of the unroll), length (mean tokens
-    that a verification would give), seconds, and with each checkpoint right and length on held-out conversations."""
+    that a verification would give), seconds, and with each checkpoint right, length and walked (see head.Drafted) on
+    held-out conversations."""
     return [json.loads(line) for line in (folder / METRICS).read_text(encoding="utf-8").splitlines()]
 
 
