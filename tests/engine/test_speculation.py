@@ -275,11 +275,13 @@ def test_cost_is_that_of_the_bucket_a_step_would_run_in():
     cost = BucketCost(buckets)
     cost.at(5, 0)
     assert cost.estimate(5) is None
-    for bucket, seconds in ((decode, 9.0), (decode, 1.0), (large, 9.0)):
+    for bucket, seconds in ((decode, 9.0), (decode, 1.0), (large, 7.9)):
         cost.record_step(bucket, seconds)
     assert cost.estimate(5) == cost.estimate(16) == cost.estimate(24) == 1.0  # first runs do not count
     cost.record_step(small, 9.0)
+    assert cost.estimate(16) == 9.0  # but where drafts cannot pay,
     cost.record_step(small, 2.0)
+    assert [cost.estimate(tokens) for tokens in (16, 24)] == [2.0, 5.0]  # and more cost half as much more, until known
     cost.record_step(large, 5.0)
     assert [cost.estimate(tokens) for tokens in (5, 6, 16, 17, 24)] == [1.0, 2.0, 2.0, 5.0, 5.0]
     for _ in range(600):

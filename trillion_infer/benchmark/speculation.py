@@ -45,7 +45,8 @@ def speculate(
         for llm in pair.values():
             for _ in range(3):  # what steps cost must be known before drafts are tried
                 _answers(llm, prompts("edit", "tune")[:1], "warm-up")
-            _answers(llm, prompts("chat")[:BATCH], "warm-up")
+            for kind in ("chat", "edit"):  # answers of one length, and of several: every number that may run together
+                _answers(llm, (prompts(kind, "tune") * BATCH)[:BATCH], "warm-up")
         for kind in KINDS:
             yield from _alone(pair, kind, prompts(kind, split), repeats)
         for kind in FORMULAIC:

@@ -41,7 +41,8 @@ def draft_length(config: EngineConfig) -> int:
 class BucketCost(StepCost):
     """Measured seconds of a step by its bucket, asked for by its query tokens in the situation set by `at`.
 
-    A verifying bucket that has not run yet is taken to cost what the others that hold less do, so that it gets tried.
+    A verifying bucket that has not run yet is taken to cost what the next smaller one does and half of what more
+    positions added there, so that it gets tried where it may pay.
     Of one that has not run for long the figure falls by and by, and the next run replaces it: a figure from another
     time must not rule it out for ever, and what was far from paying must not be tried often.
     """
@@ -66,9 +67,14 @@ class BucketCost(StepCost):
         return max((bucket.width for bucket in fitting), default=1) - 1
 
     def record_step(self, bucket: Bucket, seconds: float) -> None:
-        """One step without compilation took so long. The first run of a bucket is a warm-up and does not count."""
+        """One step without compilation took so long. The first run of a bucket is a warm-up and does not count, unless
+        it shows that drafts cannot pay; the second replaces it."""
         self._steps += 1
-        if bucket in self._last_run:
+        first = bucket not in self._last_run
+        if first and self._is_hopeless(bucket, seconds):
+            self._by_bucket[bucket] = seconds
+            self._aged.add(bucket)
+        elif not first:
             known = self._by_bucket.get(bucket, seconds)
             weight = 1.0 if bucket in self._aged else self._weight
             self._by_bucket[bucket] = known + weight * (min(seconds, _MOST * known) - known)
@@ -91,7 +97,19 @@ class BucketCost(StepCost):
             self._last_run[bucket] = self._steps
             self._aged.add(bucket)
         smaller = [b for b in self._all.verify if b.sequences == bucket.sequences and b.tokens <= bucket.tokens]
-        return max([alone, *(self._by_bucket[b] for b in smaller if b in self._by_bucket)])
+        known = [b for b in smaller if b in self._by_bucket]
+        least = max([alone, *(self._by_bucket[b] for b in known)])
+        if not known or known[-1] == bucket or known[-1].tokens <= base.tokens:
+            return least
+        slope = (least - alone) / (known[-1].tokens - base.tokens)
+        return least + slope / 2 * (bucket.tokens - known[-1].tokens)
+
+    def _is_hopeless(self, bucket: Bucket, seconds: float) -> bool:
+        """The step took longer than its tokens would without drafts, even if every draft stood."""
+        base = self._all.choose(bucket.sequences, bucket.sequences, decode_only=True)
+        alone = self._by_bucket.get(base)
+        gain = bucket.tokens / bucket.sequences
+        return bucket.verifies and alone is not None and seconds > gain * alone
 
 
 @dataclass
