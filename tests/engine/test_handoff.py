@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.conftest import GOLDEN
 from tests.engine.helpers import DRAFTING, HEAD, equal_drafts, greedy, note_drafts, tokens_of
 from tests.engine.test_equalities import MIXED, SMALL, prompts_of, tight_memory
 from trillion_infer.engine.handoff.build import HandoffOptions, make_worker
@@ -148,6 +149,7 @@ SPLITS = [
     ((1,), (4,), "memory"),
     ((2, 1), (1,), "socket"),
     ((1,), (1, 2), "jax"),
+    (("data=2",), ("data=2,tensor=2", 1), "memory"),
 ]
 
 
@@ -205,9 +207,14 @@ def test_tiers_of_the_prefill_worker_and_drafts_of_the_decode_worker(make_llm, p
     apart.settle()
 
 
-def test_models_draft_from_the_kv_that_prefill_computed(make_llm, pools, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "speculate"),
+    [(DRAFTING, HEAD["speculate"]), ("smollm2", f"draft:{GOLDEN / 'tiny' / 'smollm2'}"), ("deepseek_v3_mtp", "mtp")],
+)
+def test_models_draft_from_the_kv_that_prefill_computed(make_llm, pools, monkeypatch, name, speculate):
     """Drafts are those of one engine: its KV came along, that of the last position with the token that follows."""
-    one, apart = make_llm(DRAFTING, **HEAD), pools(DRAFTING, **HEAD)
+    options = {**HEAD, "speculate": speculate}
+    one, apart = make_llm(name, **options), pools(name, **options)
     drafts = [note_drafts(engine, monkeypatch) for engine in (one.engine, apart.engine("decode").engine)]
     one.generate(MIXED[5:], greedy(12))
     apart.run(MIXED[5:], greedy(12))

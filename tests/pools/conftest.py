@@ -1,6 +1,9 @@
 """Pools that tests share: two prefill workers, two decode workers and a router, as processes."""
 
+import contextlib
 import socket
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +16,30 @@ def free_ports(count: int) -> list[int]:
     for probe in probes:
         probe.close()
     return ports
+
+
+Pools = tuple[list[Worker], list[Worker], RouterProcess]
+"""Prefill workers, decode workers, router."""
+
+
+@contextlib.contextmanager
+def deployed(model: Path, roles: list[tuple[str, str, bool]], *flags: str) -> Iterator[Pools]:
+    """Workers of (role, mesh, is two processes), and their router."""
+    ports, workers = free_ports(3 * len(roles)), []
+    try:
+        for role, mesh, spans in roles:
+            http, handoff, coordinator = (ports.pop() for _ in range(3))
+            meet = coordinator if spans else None
+            workers.append(Worker(model, role, http, handoff, f"--mesh={mesh}", *flags, coordinator=meet))
+        for worker in workers:
+            worker.wait()
+        prefill, decode = ([w for w in workers if w.role == role] for role in ("prefill", "decode"))
+        router = RouterProcess(prefill, decode)
+        yield prefill, decode, router
+        router.process.kill()
+    finally:
+        for worker in workers:
+            worker.end()
 
 
 @pytest.fixture(scope="session")

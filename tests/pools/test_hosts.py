@@ -3,40 +3,15 @@
 import contextlib
 import random
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.pools.conftest import free_ports
+from tests.pools.conftest import deployed
 from tests.pools.test_processes import all_home, check, expected_texts, requests_of, run_all
-from tests.pools.workers import ADMIN, RouterProcess, Worker, streamed, tiny_model, wait_until
+from tests.pools.workers import ADMIN, RouterProcess, streamed, tiny_model, wait_until
 
 EXIT_LOST = 3
-
-Pools = tuple[list[Worker], list[Worker], RouterProcess]
-"""Prefill workers, decode workers, router."""
-
-
-@contextlib.contextmanager
-def deployed(model: Path, roles: list[tuple[str, str, bool]], *flags: str) -> Iterator[Pools]:
-    """Workers of (role, mesh, is two processes), and their router."""
-    ports, workers = free_ports(3 * len(roles)), []
-    try:
-        for role, mesh, spans in roles:
-            http, handoff, coordinator = (ports.pop() for _ in range(3))
-            meet = coordinator if spans else None
-            workers.append(Worker(model, role, http, handoff, f"--mesh={mesh}", *flags, coordinator=meet))
-        for worker in workers:
-            worker.wait()
-        prefill, decode = ([w for w in workers if w.role == role] for role in ("prefill", "decode"))
-        router = RouterProcess(prefill, decode)
-        yield prefill, decode, router
-        router.process.kill()
-    finally:
-        for worker in workers:
-            worker.end()
 
 
 @pytest.fixture(scope="module")

@@ -63,8 +63,8 @@ def make_worker(
 
     transport: instead of the one that `options` names. Raises ConfigError and OSError (the port is taken).
     """
-    if blueprint.data > 1 or not isinstance(engine, Engine):
-        raise ConfigError("a worker with a role has one mesh without a data axis; leave data=1 and no disaggregate.")
+    if not isinstance(engine, Engine):
+        raise ConfigError("a worker with a role has one mesh; leave disaggregate out, or the role.")
     key = options.key.encode()
     transport = transport or make_transport(options.transport, key, options.host)
     stager = PageStager(pool_side(blueprint), engine.all_pools, engine.programs.recorder)
