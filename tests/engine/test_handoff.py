@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from tests.conftest import GOLDEN
 from tests.engine.helpers import DRAFTING, HEAD, equal_drafts, greedy, note_drafts, tokens_of
 from tests.engine.test_equalities import MIXED, SMALL, prompts_of, tight_memory
 from trillion_infer.engine.handoff.build import HandoffOptions, make_worker
@@ -207,14 +206,9 @@ def test_tiers_of_the_prefill_worker_and_drafts_of_the_decode_worker(make_llm, p
     apart.settle()
 
 
-@pytest.mark.parametrize(
-    ("name", "speculate"),
-    [(DRAFTING, HEAD["speculate"]), ("smollm2", f"draft:{GOLDEN / 'tiny' / 'smollm2'}"), ("deepseek_v3_mtp", "mtp")],
-)
-def test_models_draft_from_the_kv_that_prefill_computed(make_llm, pools, monkeypatch, name, speculate):
+def test_models_draft_from_the_kv_that_prefill_computed(make_llm, pools, monkeypatch):
     """Drafts are those of one engine: its KV came along, that of the last position with the token that follows."""
-    options = {**HEAD, "speculate": speculate}
-    one, apart = make_llm(name, **options), pools(name, **options)
+    one, apart = make_llm(DRAFTING, **HEAD), pools(DRAFTING, **HEAD)
     drafts = [note_drafts(engine, monkeypatch) for engine in (one.engine, apart.engine("decode").engine)]
     one.generate(MIXED[5:], greedy(12))
     apart.run(MIXED[5:], greedy(12))

@@ -25,21 +25,20 @@ Pools = tuple[list[Worker], list[Worker], RouterProcess]
 @contextlib.contextmanager
 def deployed(model: Path, roles: list[tuple[str, str, bool]], *flags: str) -> Iterator[Pools]:
     """Workers of (role, mesh, is two processes), and their router."""
-    ports, workers = free_ports(3 * len(roles)), []
-    try:
+    ports = free_ports(3 * len(roles))
+    with contextlib.ExitStack() as started:
+        workers: list[Worker] = []
         for role, mesh, spans in roles:
             http, handoff, coordinator = (ports.pop() for _ in range(3))
             meet = coordinator if spans else None
             workers.append(Worker(model, role, http, handoff, f"--mesh={mesh}", *flags, coordinator=meet))
+            started.callback(workers[-1].end)
         for worker in workers:
             worker.wait()
         prefill, decode = ([w for w in workers if w.role == role] for role in ("prefill", "decode"))
         router = RouterProcess(prefill, decode)
+        started.callback(router.process.kill)
         yield prefill, decode, router
-        router.process.kill()
-    finally:
-        for worker in workers:
-            worker.end()
 
 
 @pytest.fixture(scope="session")

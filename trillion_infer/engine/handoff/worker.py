@@ -100,6 +100,7 @@ class HandoffEngine(KeepsBlocksOf):
             or self.decode_jobs.events
             or self.decode_side.num_waiting
             or self.prefill_side.num_jobs
+            or self.role != self._next_role
             or not self.links.inbox.empty()
         )
 
