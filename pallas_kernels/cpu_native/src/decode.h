@@ -17,7 +17,8 @@ static inline float value_at(const void* p, ti::Type type, int64_t i) {
   return type == ti::Type::kFloat32 ? ((const float*)p)[i] : bf16_to_float(((const uint16_t*)p)[i]);
 }
 
-// Formats that a kernel can also multiply straight from memory: load2 gives 2 * kLanes elements.
+// Formats that a kernel can also multiply straight from memory: load2 gives 2 * kLanes elements. That is done for
+// up to kStreamed rows: the more work load2 is, the fewer, since each four rows do it again.
 template <class Source>
 struct Plain : Source {
   using Element = typename Source::Element;
@@ -53,6 +54,7 @@ struct Plain : Source {
 
 struct FloatSource {
   using Element = float;
+  static constexpr int kStreamed = 16;
   static constexpr bool kInterleaved = false;
   static inline void load2(const float* p, F& a, F& b) {
     a = load(p);
@@ -61,12 +63,14 @@ struct FloatSource {
 };
 struct BFloatSource {
   using Element = uint16_t;
+  static constexpr int kStreamed = 8;
   static constexpr bool kInterleaved = true;
   static inline void load2(const uint16_t* p, F& a, F& b) { load_bf16_pairs(p, a, b); }
 };
 // Without the scale of the row, which is applied to the sums.
 struct Int8Source {
   using Element = int8_t;
+  static constexpr int kStreamed = 4;
   static constexpr bool kInterleaved = false;
   static inline void load2(const int8_t* p, F& a, F& b) {
     a = load_i8(p);
@@ -76,6 +80,7 @@ struct Int8Source {
 // e4m3, without the scale of the row and 2**-8 of each value (see kFloat8Factor).
 struct Float8Source {
   using Element = uint8_t;
+  static constexpr int kStreamed = 4;
   static constexpr bool kInterleaved = false;
   static inline void load2(const uint8_t* p, F& a, F& b) {
     a = load_float8(p);

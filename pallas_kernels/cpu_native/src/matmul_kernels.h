@@ -249,7 +249,7 @@ static void block_tile(const ti::Matmul& m, int64_t row0, int64_t row1, int64_t 
 template <class Rows>
 static void plain_tile(const ti::Matmul& m, int64_t row0, int64_t row1, int64_t column0, int64_t column1) {
   int64_t rows = row1 - row0;
-  if (m.depth != m.packed_depth || rows > 16) return block_tile<Rows>(m, row0, row1, column0, column1);
+  if (m.depth != m.packed_depth || rows > Rows::kStreamed) return block_tile<Rows>(m, row0, row1, column0, column1);
   if (rows > 4) return stream_rows<Rows>(m, row0, row1, column0, column1);
   constexpr int wide = kRegisters == 32 ? 2 : 1;
   if (rows == 1) return stream_tile<Rows, 1, 8>(m, row0, column0, column1);
