@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.conftest import GOLDEN
 from tests.engine.helpers import DRAFTING, HEAD, equal_drafts, greedy, note_drafts, tokens_of
 from tests.engine.test_equalities import MIXED, SMALL, prompts_of, tight_memory
 from trillion_infer.engine.handoff.build import HandoffOptions, make_worker
@@ -206,12 +207,17 @@ def test_tiers_of_the_prefill_worker_and_drafts_of_the_decode_worker(make_llm, p
     apart.settle()
 
 
-def test_models_draft_from_the_kv_that_prefill_computed(make_llm, pools, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "speculate"),
+    [(DRAFTING, HEAD["speculate"]), ("smollm2", f"draft:{GOLDEN / 'tiny' / 'smollm2'}"), ("deepseek_v3_mtp", "mtp")],
+)
+def test_models_draft_from_the_kv_that_prefill_computed(make_llm, pools, monkeypatch, name, speculate):
     """Drafts are those of one engine: its KV came along, that of the last position with the token that follows."""
-    one, apart = make_llm(DRAFTING, **HEAD), pools(DRAFTING, **HEAD)
+    options = {**HEAD, "speculate": speculate}
+    one, apart = make_llm(name, **options), pools(name, **options)
     drafts = [note_drafts(engine, monkeypatch) for engine in (one.engine, apart.engine("decode").engine)]
-    one.generate(MIXED[5:], greedy(12))
-    apart.run(MIXED[5:], greedy(12))
+    one.generate(MIXED[5:], greedy(24))
+    apart.run(MIXED[5:], greedy(24))
     equal_drafts(*drafts)
     assert apart.count("decode", "handoffs") == (3,)
     apart.settle()
@@ -296,6 +302,24 @@ def test_a_client_that_leaves_frees_both_sides_at_once_p03(pair):
     generator.take("gone")
     apart.settle()
     assert apart.count("decode", "handoffs")[0] == before
+
+
+def test_a_worker_whose_last_lease_ends_while_it_waits_for_messages_changes_its_role(pair):
+    apart = pair()
+    prefill, generator = apart.engine("prefill"), apart.workers["decode"][1]
+    generator.add("gone", prompts_of(107, [60])[0], greedy())
+    while not prefill.prefill_side.num_jobs:
+        apart.step()
+    prefill.switch("decode")
+    generator.abort("gone")
+    generator.take("gone")
+    while prefill.prefill_side.num_jobs:
+        prefill._read(1.0)
+    assert prefill.has_work
+    prefill.step()
+    assert prefill.role == "decode"
+    prefill.switch("prefill")
+    apart.settle()
 
 
 def test_aborting_what_was_never_there_changes_nothing_p10(make_llm, pair):
