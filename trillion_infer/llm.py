@@ -39,6 +39,7 @@ from trillion_infer.weights.checkpoint import Checkpoint, open_checkpoint
 from trillion_infer.weights.load import LoadReport, load_params
 from trillion_infer.weights.packing import Packing, choose_packing
 from trillion_infer.weights.random_init import RandomCheckpoint, init_params
+from trillion_infer.weights.shards import in_files
 
 if TYPE_CHECKING:
     from trillion_infer.engine.disaggregated import DisaggregatedEngine
@@ -66,7 +67,8 @@ class LLM:
       quantize: int8 | int4 | int4_64 | fp8: round the weights of products while loading; activations stay as they are.
         keep: blocks of a GGUF stay packed (CPU); none: nothing is packed; None: experts stay as they were stored, and
         blocks of a GGUF where native CPU kernels multiply them.
-      expert_memory: host | host:BYTES: routed experts stay in host memory, the hot ones in BYTES of the devices'.
+      expert_memory: host | disk, or either with :BYTES: routed experts stay in host memory or in a mapped file (CPU),
+        the hot ones in BYTES of the devices'.
       host_kv: bytes of host memory, disk_kv: "FOLDER:BYTES", for KV that the device gives up. What disk_kv holds is
         found again by the next LLM of the same model and dtype; `close` stores what is still on the device.
       store: "mooncake://HOST:PORT", or a folder as fsspec names it ("file:///mnt/kv"), for KV that LLMs share.
@@ -164,8 +166,10 @@ class LLM:
             family = read_family(checkpoint.config, checkpoint.generation_config)
 
             def load(specs: dict[str, Any], shardings: dict[str, Any], dtype: str) -> dict[str, jax.Array]:
+                files = engine_config.expert_files
                 if isinstance(checkpoint, RandomCheckpoint):
-                    return init_params(specs, shardings, dtype, checkpoint.seed, engine_config.quantize)
+                    params = init_params(specs, shardings, dtype, checkpoint.seed, engine_config.quantize)
+                    return params if files is None else in_files(params, files)
                 tell = None if progress is None else partial(progress, "load")
                 tied = {family.names.head: family.names.embed}
                 params, self.load_report = load_params(
@@ -176,6 +180,7 @@ class LLM:
                     ignore=family.ignore,
                     tied=tied,
                     progress=tell,
+                    mapped=files,
                     **packing.options,
                 )
                 return params
@@ -388,7 +393,7 @@ class LLM:
         device), KV in host memory and on disk, and what is in use beside them, where the system tells."""
         report: BuildReport = self.report
         engine = {"weights": report.weights_bytes, **self.engine.memory()}
-        on_host = {"experts_on_host": report.host_bytes} if report.host_bytes else {}
+        on_host = {f"experts_on_{report.experts_on}": report.host_bytes} if report.host_bytes else {}
         return on_host | with_unaccounted({**engine, "program_temporaries": report.temp_bytes}, self.mesh, on_host)
 
     def close(self) -> None:

@@ -9,6 +9,7 @@ from pallas_kernels.cpu_native.matmul import (
     quantised_grouped_matmul,
     quantised_matmul,
 )
+from pallas_kernels.cpu_native.memory import will_need
 
 __all__ = [
     "Native",
@@ -21,4 +22,5 @@ __all__ = [
     "quantised_grouped_matmul",
     "quantised_matmul",
     "ragged_paged_attention",
+    "will_need",
 ]

@@ -14,6 +14,7 @@ _TARGETS = (
     "ti_ragged_attention",
     "ti_latent_attention",
     "ti_unwritten",
+    "ti_will_need",
     "ti_read_pages",
     "ti_write_pages",
 )

@@ -1,10 +1,12 @@
-"""Arrays that take memory only where they are written, and blocks of a GGUF file as numbers on the host."""
+"""Arrays that take memory only where they are written, pages of mapped files, blocks of a GGUF file as numbers."""
 
 import ctypes
+from collections.abc import Sequence
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
+from jaxtyping import Array, Bool, Int
 
 from pallas_kernels.cpu_native.load import native, require
 
@@ -16,6 +18,23 @@ def unwritten(like: jax.ShapeDtypeStruct) -> Array:
     """
     require("auto")
     return jax.ffi.ffi_call("ti_unwritten", jax.ShapeDtypeStruct(like.shape, like.dtype))()
+
+
+def will_need(
+    stacks: Sequence[Array], layer: Int[Array, ""], wanted: Bool[Array, " E"], then: Bool[Array, " E"]
+) -> Bool[Array, " E"]:
+    """`then`, once the system has been asked to read what is wanted of the files that the stacks are mapped from.
+
+    Args:
+      stacks: `[L, E, …]`. A layer past the last asks for nothing.
+
+    The reading goes on while the call has returned. Nothing is asked for memory that no file is behind.
+    Raises NotImplementedError where there is no native library.
+    """
+    require("auto")
+    result = jax.ShapeDtypeStruct(then.shape, then.dtype)
+    call = jax.ffi.ffi_call("ti_will_need", result, input_output_aliases={2: 0})
+    return call(jnp.asarray(layer, jnp.int32), wanted, then, *stacks)
 
 
 def decode_blocks(blocks: np.ndarray, format: str, out: np.ndarray) -> bool:

@@ -32,7 +32,8 @@ class EngineConfig:
     sessions: folder of saved sessions. keep_alive: seconds for which a session's KV is pinned after a turn.
     quantize: how weights are rounded while they load (weights/rounding.py); keep: blocks of a GGUF stay as they are;
     none: they are decoded; None: what the platform does best.
-    expert_memory: host or host:BYTES keeps routed experts in host memory, BYTES of hot ones on the devices.
+    expert_memory: host or host:BYTES keeps routed experts in host memory, BYTES of hot ones on the devices; disk
+        likewise in a mapped file.
     speculate: drafters joined by commas: ngram, suffix, grammar, draft:PATH, eagle3:PATH, mtp; None: none.
     draft_len: most drafts of a request in one step, 1 to 15, or 7 where several run; None: 15, 3 if models draft.
     prefill_options: what prefill engines of their own have different (config/roles.py), as "max_running=8,…".
@@ -122,6 +123,12 @@ class EngineConfig:
         if self.sessions:
             return Path(self.sessions).expanduser()
         return parse_disk(self.disk_kv).folder / "sessions" if self.disk_kv else None
+
+    @property
+    def expert_files(self) -> Path | None:
+        """Folder of the files from which experts are mapped; None where they are not."""
+        memory = parse_expert_memory(self.expert_memory)
+        return Path(user_cache("experts")) if memory is not None and memory.place == "disk" else None
 
     @property
     def compile_cache_folder(self) -> str | None:

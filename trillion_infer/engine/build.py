@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 
+from pallas_kernels.cpu_native import native
 from pallas_kernels.quantised_matmul.formats import QuantisedTensor
 from sharding.heads import round_up
 from sharding.rules import SERVE_RULES, named_sharding, shards
@@ -19,7 +20,7 @@ from trillion_infer.cache.layout import PoolLayout, pool_layouts
 from trillion_infer.cache.naming import BlockNamer
 from trillion_infer.config.cache import CacheGroup
 from trillion_infer.config.engine import PAGE_SIZES, EngineConfig
-from trillion_infer.config.experts import parse_expert_memory
+from trillion_infer.config.experts import ExpertMemory, parse_expert_memory
 from trillion_infer.config.model import ModelConfig, MoESpec
 from trillion_infer.config.scheduler import SchedulerConfig
 from trillion_infer.config.stages import stage_plan
@@ -34,7 +35,7 @@ from trillion_infer.engine.drafting import DraftPrograms, ModelDrafter, aux_laye
 from trillion_infer.engine.engine import Engine
 from trillion_infer.engine.fits import check_fits_here
 from trillion_infer.engine.guard import BatchGuard
-from trillion_infer.engine.memory import device_bytes, is_on_device, told_as_ours
+from trillion_infer.engine.memory import device_bytes, give_back_freed_memory, is_on_device, told_as_ours
 from trillion_infer.engine.ops import choose_ops, default_page_size, platform_of, pool_platform, settle_isa
 from trillion_infer.engine.programs import Programs
 from trillion_infer.engine.sizing import prepare, size_pools
@@ -67,6 +68,7 @@ class BuildReport:
     timeline: Timeline = field(default_factory=Timeline)
     weights_bytes: int = 0
     host_bytes: int = 0
+    experts_on: str = "host"
     kv_bytes: int = 0
     temp_bytes: int = 0
 
@@ -112,20 +114,21 @@ class Blueprint:
     def shardings(self) -> dict[str, NamedSharding]:
         """Where each parameter lies; the parts of a quantised one lie alike."""
         placed = {name: named_sharding(self.mesh, spec.axes, SERVE_RULES) for name, spec in self.specs.items()}
-        if self.expert_bytes is None:
+        if self.expert_memory is None:
             return placed
         return {n: s.with_memory_kind(HOST_MEMORY) if experts.on_host(self.specs[n]) else s for n, s in placed.items()}
 
     @property
-    def expert_bytes(self) -> float | None:
+    def expert_memory(self) -> ExpertMemory | None:
         """See `parse_expert_memory`."""
         return parse_expert_memory(self.config.expert_memory)
 
     def expert_cache(self) -> ExpertCache | None:
         """The abstract cache of experts; None where they lie on the devices."""
-        if self.expert_bytes is None:
+        if self.expert_memory is None:
             return None
-        return experts.abstract_cache(self.specs, self.abstract_params, self.expert_bytes)
+        asked = self.expert_memory.device_bytes
+        return experts.abstract_cache(self.specs, self.abstract_params, asked)
 
     @cached_property
     def abstract_params(self) -> dict[str, Any]:
@@ -153,6 +156,8 @@ class Blueprint:
         ops = choose_ops(
             self.mesh, self.dtype, self.config.attention, self.config.interpret, self.config.int8_activations
         )
+        if self.expert_memory is not None and self.expert_memory.place == "disk":
+            ops = replace(ops, mapped_experts=bool(native().isas))
         drafts = draft_length(self.config)
         smallest = SMALLEST_PREFILL.get(platform_of(self.mesh), 64)
         buckets = make_buckets(self.config.max_running, self.max_batch_tokens, drafts, smallest)
@@ -242,8 +247,8 @@ def plan_engine(
     drafts = plan_drafters(drafters, family, model, mesh, config, dtype, layouts)
     sizes = max_model_len, max_batch_tokens
     blueprint = Blueprint(family, mesh, config, dtype, model, layouts, *sizes, packing, drafts, role)
-    if blueprint.expert_bytes is not None:
-        experts.check_mesh(mesh)
+    if blueprint.expert_memory is not None:
+        experts.check_mesh(mesh, blueprint.expert_memory)
         blueprint.expert_cache()
     return blueprint
 
@@ -317,8 +322,12 @@ def build_engine(
         with phase("allocate pools"), told_as_ours("the KV pools", _holders(blueprint, shape, programs)):
             state = shape.allocate(blueprint.mesh, programs.get("make_pools").run if group is None else None)
         params = loading.result()
+    if programs.compiled:
+        give_back_freed_memory()
     report.weights_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(params) if is_on_device(leaf))
     report.host_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(params)) - report.weights_bytes
+    if blueprint.expert_memory is not None:
+        report.experts_on = blueprint.expert_memory.place
     report.kv_bytes = sum(pool.nbytes for pool in state.kv_pools)
     report.temp_bytes = max(each.temp_bytes for each in (programs, *drafting))
     if group is not None:

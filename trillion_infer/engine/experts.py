@@ -1,4 +1,4 @@
-"""Experts in host memory: which parameters lie there, and the cache of hot ones on the devices."""
+"""Experts outside device memory: which parameters lie there, and the cache of hot ones on the devices."""
 
 import math
 from collections.abc import Mapping
@@ -8,7 +8,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from trillion_infer.config.experts import ExpertMemory
 from trillion_infer.core.errors import ConfigError
+from trillion_infer.engine.ops import platform_of
 from trillion_infer.layers.expert_cache import ExpertCache
 from trillion_infer.weights.spec import ParamSpec
 
@@ -21,13 +23,18 @@ def on_host(spec: ParamSpec) -> bool:
     return "experts" in spec.axes and spec.in_axes > 0
 
 
-def check_mesh(mesh: Mesh) -> None:
-    """Raises ConfigError for a mesh on which experts cannot come from host memory."""
+def check_mesh(mesh: Mesh, asked: ExpertMemory) -> None:
+    """Raises ConfigError for a mesh on which experts cannot come from there."""
+    if asked.place == "disk" and platform_of(mesh) != "cpu":
+        raise ConfigError(
+            f"expert_memory is disk and the devices are {platform_of(mesh)}s, which copy out of pinned memory only. "
+            "Use host."
+        )
     wide = [axis for axis in ("data", "stage", "sequence") if mesh.shape[axis] > 1]
     if wide:
         raise ConfigError(
-            f"expert_memory is host and the mesh has {', '.join(f'{a}={mesh.shape[a]}' for a in wide)}; experts in "
-            "host memory work with the axes expert and tensor. Set the others to 1."
+            f"expert_memory is {asked.place} and the mesh has {', '.join(f'{a}={mesh.shape[a]}' for a in wide)}; "
+            "experts outside device memory work with the axes expert and tensor. Set the others to 1."
         )
 
 
@@ -39,10 +46,10 @@ def abstract_cache(specs: Mapping[str, ParamSpec], params: Mapping[str, Any], nu
     """
     names = sorted(name for name, spec in specs.items() if on_host(spec))
     if not names:
-        raise ConfigError("expert_memory is host, but the model has no experts. Leave it out.")
+        raise ConfigError("expert_memory is given, but the model has no experts. Leave it out.")
     pairs = [(params[name], params[name.removesuffix("down") + "gate_up"]) for name in names if name.endswith("down")]
     if len({str(jax.tree.map(lambda leaf: (leaf.shape[1:], leaf.dtype), pair)) for pair in pairs}) > 1:
-        raise ConfigError("expert_memory is host, but the experts of this model's layers differ in shape or format.")
+        raise ConfigError("expert_memory is given, but the experts of this model's layers differ in shape or format.")
     down, gate_up = pairs[0]
     one: Any = jax.tree.leaves(down)[0]
     mesh, axes = one.sharding.mesh, one.sharding.spec[1]

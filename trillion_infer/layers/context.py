@@ -17,7 +17,8 @@ class Ops:
 
     activation: dtype of activations and of the residual stream. attention, matmul: backend names of the ops.
     interpret: run Pallas kernels in interpret mode (tests). int8_activations: round activations to int8, each 32 of a
-    row with a scale of their own, where native CPU kernels multiply them with packed weights.
+    row with a scale of their own, where native CPU kernels multiply them with packed weights. mapped_experts: experts
+    lie in a mapped file, whose pages are asked for before they are read.
     """
 
     activation: str = "float32"
@@ -25,6 +26,7 @@ class Ops:
     matmul: str = "xla"
     interpret: bool = False
     int8_activations: bool = False
+    mapped_experts: bool = False
 
     @property
     def dtype(self) -> jnp.dtype:

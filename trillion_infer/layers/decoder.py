@@ -110,14 +110,19 @@ class Layer(nnx.Module):
         self.ffn_post_norm = norm(names.ffn_post_norm) if sandwich else None
 
     def __call__(
-        self, x: Float[Array, "T M"], pools: Pools, pool_layer: Int[Array, ""], ctx: Context, mixture: Int[Array, ""]
+        self,
+        x: Float[Array, "T M"],
+        pools: Pools,
+        pool_layer: Int[Array, ""],
+        ctx: Context,
+        mixture: tuple[Int[Array, ""], int],
     ) -> tuple[Float[Array, "T M"], Pools]:
-        """mixture: which of the model's mixture layers this is, if it is one."""
+        """mixture: which of the model's mixture layers this is, if it is one, and how many there are in a period."""
         mixed, pools = self.mixer(self.mixer_norm(x), pools, pool_layer, ctx)
         x = x + (mixed if self.mixer_post_norm is None else self.mixer_post_norm(mixed))
         normed = self.ffn_norm(x)
         if isinstance(self.ffn, MoE) and isinstance(pools[-1], ExpertCache):
-            fed, cache = self.ffn.through_cache(normed, pools[-1], mixture, ctx)
+            fed, cache = self.ffn.through_cache(normed, pools[-1], *mixture, ctx)
             pools = (*pools[:-1], cache)
         else:
             fed = self.ffn(normed, ctx)
@@ -235,7 +240,7 @@ class Decoder(nnx.Module):
                 bound = bind(layer, params, f"segments.{number}.{place}.", repeat)
                 pool_layer = base[layer.key] + repeat * per_period[layer.key] + offsets[place]
                 mixture = first_mixture + repeat * sum(mixtures) + sum(mixtures[:place])
-                x, pools = bound(x, pools, pool_layer, ctx, mixture)
+                x, pools = bound(x, pools, pool_layer, ctx, (mixture, sum(mixtures)))
                 seen = taps.with_states(seen).after(first + repeat * len(layers) + place + 1, x).states
             return x, pools, seen
 

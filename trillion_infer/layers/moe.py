@@ -8,8 +8,9 @@ from functools import partial
 import jax.numpy as jnp
 from flax import nnx
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
+from pallas_kernels.cpu_native import will_need
 from pallas_kernels.grouped_matmul import grouped_ffn
 from sharding.heads import round_up
 from sharding.rules import SERVE_RULES, shards
@@ -18,7 +19,7 @@ from trillion_infer.layers import exchange
 from trillion_infer.layers.context import Context
 from trillion_infer.layers.expert_cache import ExpertCache, bring_in, from_host, needed_experts, slots_of_layer
 from trillion_infer.layers.ffn import GatedFFN
-from trillion_infer.layers.parameters import LayerSlice, Part, stacked, value
+from trillion_infer.layers.parameters import LayerSlice, Part, following, stacked, value
 from trillion_infer.layers.router import Router
 
 
@@ -91,9 +92,12 @@ class MoE(nnx.Module):
         return routed if self.shared is None else routed + self.shared(x, ctx)
 
     def through_cache(
-        self, x: Float[Array, "T M"], cache: ExpertCache, number: Int[Array, ""], ctx: Context
+        self, x: Float[Array, "T M"], cache: ExpertCache, number: Int[Array, ""], period: int, ctx: Context
     ) -> tuple[Float[Array, "T M"], ExpertCache]:
-        """As a call, with the experts' stacks in host memory: mixture layer `number` reads the cache's slots."""
+        """As a call, with the experts' stacks in host memory: mixture layer `number` reads the cache's slots.
+
+        period: from this layer to the next of the same stacks, in mixture layers.
+        """
         ids, weights = self.router(x, ctx)
         gate_up, layer = _stack(self.gate_up)
         down, _ = _stack(self.down)
@@ -105,7 +109,10 @@ class MoE(nnx.Module):
         def read(expert):
             return from_host(gate_up, layer, expert), from_host(down, layer, expert)
 
-        cache = bring_in(cache, read, number, needed_experts(jnp.where(here, local, -1), experts))
+        needed = needed_experts(jnp.where(here, local, -1), experts)
+        if ctx.ops.mapped_experts:
+            needed = self._ask_for(x, needed, real, cache, number, period, ctx)
+        cache = bring_in(cache, read, number, needed)
         slots = slots_of_layer(cache, number)[jnp.clip(local, 0, experts - 1)]
         held = jnp.clip(cache.owner - 1 - number * experts, 0, experts - 1)
         bias, down_bias = (None if p is None else value(p)[held] for p in (self.gate_up_bias, self.down_bias))
@@ -128,6 +135,30 @@ class MoE(nnx.Module):
         axes = ctx.axes("experts") + ctx.axes("expert_ffn")
         routed = lax.psum(routed, axes) if axes else routed
         return (routed if self.shared is None else routed + self.shared(x, ctx)), cache
+
+    def _ask_for(
+        self,
+        x: Float[Array, "T M"],
+        needed: Bool[Array, " E"],
+        real: Bool[Array, " T"],
+        cache: ExpertCache,
+        number: Int[Array, ""],
+        period: int,
+        ctx: Context,
+    ) -> Bool[Array, " E"]:
+        """`needed`, once the file's pages of those that are not in slots have been asked for, all at once, and with
+        them what the next layer of these stacks is likely to need: what its router says of this layer's input. They
+        are read while this layer is computed."""
+        gate_up, layer = _stack(self.gate_up)
+        down, _ = _stack(self.down)
+        leaves, experts = jax.tree.leaves((gate_up, down)), needed.shape[0]
+        absent = slots_of_layer(cache, number) < 0
+        needed = will_need(leaves, layer, needed & absent, needed)
+        ids, _ = following(self.router)(x, ctx)
+        local = jnp.where(real[:, None], ids - ctx.shard_index("experts") * experts, -1)
+        last = cache.slot_of.shape[0] - 1
+        absent = slots_of_layer(cache, jnp.minimum(number + period, last)) < 0
+        return will_need(leaves, layer + 1, needed_experts(local, experts) & absent, needed)
 
     def _exchanged(
         self, x: Float[Array, "T M"], ids: Int[Array, "T k"], weights: Float[Array, "T k"], apart: tuple[str, ...], ctx

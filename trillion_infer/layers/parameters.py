@@ -93,6 +93,17 @@ def value(param: nnx.Param | None) -> Any:
     return held.read() if isinstance(held, LayerSlice) else held
 
 
+def following(module: M) -> M:
+    """A copy of a bound module with the parameters of the next layer of its stacks; the last follows itself."""
+    graph, state = nnx.split(module)
+    bound = []
+    for path, param in nnx.to_flat_state(state):
+        held = param.get_value()
+        assert isinstance(held, LayerSlice)
+        bound.append((path, param.replace(replace(held, index=held.index + 1))))
+    return nnx.merge(graph, nnx.from_flat_state(bound))
+
+
 def param_specs(module: nnx.Module) -> dict[str, ParamSpec]:
     """Every declared parameter by its dotted path."""
     return {_dotted(path): param.get_value() for path, param in nnx.to_flat_state(nnx.state(module, nnx.Param))}

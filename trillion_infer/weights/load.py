@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -29,7 +30,7 @@ from trillion_infer.weights.quantise import quantise_specs
 from trillion_infer.weights.random_init import init_params as init_params
 from trillion_infer.weights.report import LoadReport as LoadReport
 from trillion_infer.weights.report import Progress
-from trillion_infer.weights.shards import ByteBudget, Fill, HostShard, Shard, StagedShard
+from trillion_infer.weights.shards import ByteBudget, Fill, HostShard, MappedShard, Shard, StagedShard, in_files
 from trillion_infer.weights.spec import HOST_MEMORY, ParamSpec
 
 BLOCK_BYTES = 32 << 20  # largest copy at a time
@@ -51,6 +52,7 @@ def load_params(
     keep_quantised: bool | Select = False,
     quantize: str | None = None,
     staged: bool | None = None,
+    mapped: Path | None = None,
 ) -> tuple[dict[str, Any], LoadReport]:
     """Reads every parameter of `specs` into arrays with `shardings`.
 
@@ -62,13 +64,15 @@ def load_params(
     `QuantisedTensor`s where their layout allows (see `split_quantised`, and `keep_blocks` for GGUF); otherwise they are
     decoded.
     `quantize` names a recipe of `rounding.py` by which the weights of products are rounded while they stream.
+    `mapped`: a folder for files in which parameters in host memory lie, mapped, instead of in memory itself.
     `staged` forces filling on the device block by block, or not; None does so except on CPU devices.
     A checkpoint in final layout is restored as it was written; `ignore`, `tied`, `threads` and `keep_quantised` have
     been dealt with then. Raises ModelLoadError before anything is placed when names, shapes or dtypes do not fit.
     """
     begun = time.perf_counter()
     if isinstance(checkpoint, OrbaxCheckpoint) and not quantize:
-        return checkpoint.restore(specs, shardings, dtype, progress)
+        params, report = checkpoint.restore(specs, shardings, dtype, progress)
+        return (params if mapped is None else in_files(params, mapped)), report
     kept = None
     if quantize:
         kept = quantise_specs(specs, shardings, checkpoint, quantize)
@@ -90,6 +94,7 @@ def load_params(
             progress=progress,
             threads=threads,
             staged=staged,
+            mapped=mapped,
         )
         return kept.join(parts), report
     plan = plan_load(specs, checkpoint, dtype=dtype, ignore=ignore, tied=tied)
@@ -98,7 +103,7 @@ def load_params(
         name: jax.ShapeDtypeStruct(s.shape, plan.dtypes[name], sharding=shardings[name]) for name, s in specs.items()
     }
     blank = _blank({name: w for name, w in whole.items() if (_worth_staging(w) if staged is None else staged)})
-    params = {name: _Parameter(w, blank.pop(name, None), budget) for name, w in whole.items()}
+    params = {name: _Parameter(w, blank.pop(name, None), budget, mapped) for name, w in whole.items()}
     jobs = list(_jobs(plan, checkpoint, params))
     total = sum(job.bytes for job in jobs)
     _run(jobs, progress or (lambda done, total: None), total, threads or min(32, os.cpu_count() or 1))
@@ -128,7 +133,13 @@ def _blank(wanted: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, dict[jax.Dev
 class _Parameter:
     """One parameter while it is being filled: in `blank` arrays on the devices, or without them on the host."""
 
-    def __init__(self, whole: jax.ShapeDtypeStruct, blank: dict[jax.Device, jax.Array] | None, budget: ByteBudget):
+    def __init__(
+        self,
+        whole: jax.ShapeDtypeStruct,
+        blank: dict[jax.Device, jax.Array] | None,
+        budget: ByteBudget,
+        mapped: Path | None = None,
+    ):
         self._whole = whole
         self.dtype = np.dtype(whole.dtype)
         by_bounds: dict[Bounds, list[jax.Device]] = {}
@@ -139,7 +150,9 @@ class _Parameter:
         self._shards: dict[Bounds, _Filling] = {}
         for bounds, devices in by_bounds.items():
             places = [SingleDeviceSharding(d, memory_kind=whole.sharding.memory_kind) for d in devices]
-            if blank is None:
+            if mapped is not None and whole.sharding.memory_kind == HOST_MEMORY:
+                shard = MappedShard([high - low for low, high in bounds], self.dtype, places, mapped)
+            elif blank is None:
                 shard = HostShard([high - low for low, high in bounds], self.dtype, places)
             else:
                 shard = StagedShard([blank.pop(d) for d in devices], places, budget)

@@ -2,18 +2,35 @@
 
 import math
 import mmap
+import os
+import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 import jax
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
+from trillion_infer.weights.spec import HOST_MEMORY
+
 Fill = Callable[[np.ndarray], None]
 ALIGNMENT = 64  # bytes; XLA's CPU backend shares a host buffer that is aligned so, and copies any other
+
+
+def mapped_zeros(shape: Sequence[int], dtype: np.dtype, folder: Path) -> tuple[np.ndarray, mmap.mmap]:
+    """Zeros in a file without a name, which lasts as long as they, and its mapping. Raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    size = max(1, math.prod(shape) * dtype.itemsize)
+    with tempfile.TemporaryFile(dir=folder) as file:
+        file.truncate(size)
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, size)  # a full disk is an error here, not a signal at a write
+        pages = mmap.mmap(file.fileno(), size)
+    return np.frombuffer(pages, dtype, math.prod(shape)).reshape(shape), pages
 
 
 def aligned_zeros(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
@@ -55,6 +72,49 @@ class HostShard:
         arrays = [jax.device_put(self._block, place) for place in self._places]
         del self._block
         return arrays
+
+
+class MappedShard(HostShard):
+    """In a mapped file, whose pages leave memory once they are written: the parameter may be larger than memory."""
+
+    def __init__(self, shape: Sequence[int], dtype: np.dtype, places: Sequence[SingleDeviceSharding], folder: Path):
+        self._block, self._pages = mapped_zeros(shape, dtype, folder)
+        self._places = places
+
+    def write(self, where: tuple[slice, ...], fill: Fill) -> None:
+        super().write(where, fill)
+        self._let_go()
+
+    def finish(self) -> list[jax.Array]:
+        arrays = super().finish()
+        self._let_go()
+        return arrays
+
+    def _let_go(self) -> None:
+        """The pages stay in the file, and in the system's cache while it has room."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            self._pages.madvise(mmap.MADV_DONTNEED)
+
+
+def in_files(params: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Parameters that were not read by shards: those in host memory are copied to mapped files, an array at a time."""
+
+    def moved(array: jax.Array) -> jax.Array:
+        if array.sharding.memory_kind != HOST_MEMORY:
+            return array
+        local = []
+        for each in array.addressable_shards:
+            place = SingleDeviceSharding(each.device, memory_kind=HOST_MEMORY)
+            shard = MappedShard(each.data.shape, np.dtype(array.dtype), [place], folder)
+            shard.write((slice(None),) * array.ndim, partial(_copy_to, values=each.data))
+            local += shard.finish()
+        return jax.make_array_from_single_device_arrays(array.shape, array.sharding, local)
+
+    return {name: jax.tree.map(moved, held) for name, held in params.items()}
+
+
+def _copy_to(block: np.ndarray, values: jax.Array) -> None:
+    np.copyto(block, np.asarray(values))
 
 
 class StagedShard:

@@ -8,22 +8,23 @@
 
 namespace TI_ISA {
 
-// Products of MR rows of x with NR rows of weights as they are stored; x is a memory operand,
-// and the weights `ahead` are prefetched.
+// Products of MR rows of x with NR rows of weights as they are stored; x is a memory operand. Bytes from `ahead` on are
+// prefetched, as many as are read and line after line: rows by turns would be slower for the memory.
 template <class Rows, int MR, int NR>
 __attribute__((noinline)) static void raw_tile(const float* x, int64_t x_stride, const typename Rows::Element* w,
                                                int64_t w_stride, int64_t depth, float* out, int64_t out_stride,
-                                               bool first, int64_t ahead) {
+                                               bool first, const char* ahead) {
+  constexpr int step = NR * 2 * kLanes * (int)sizeof(typename Rows::Element);
   F acc[MR][NR];
   for (auto& row : acc)
     for (F& a : row) a = zero();
-  for (int64_t k = 0; k < depth; k += 2 * kLanes) {
+  for (int64_t k = 0; k < depth; k += 2 * kLanes, ahead += step) {
+#pragma GCC unroll 8
+    for (int line = 0; line < step; line += 64) __builtin_prefetch(ahead + line, 0, 3);
 #pragma GCC unroll 8
     for (int c = 0; c < NR; ++c) {
-      const typename Rows::Element* p = w + c * w_stride + k;
-      __builtin_prefetch(p + ahead, 0, 3);
       F w0, w1;
-      Rows::load2(p, w0, w1);
+      Rows::load2(w + c * w_stride + k, w0, w1);
 #pragma GCC unroll 8
       for (int r = 0; r < MR; ++r) {
         acc[r][c] = fma(w0, load(x + r * x_stride + k), acc[r][c]);
@@ -34,14 +35,16 @@ __attribute__((noinline)) static void raw_tile(const float* x, int64_t x_stride,
   store_tile(acc, out, out_stride, first);
 }
 
+// The same over the whole depth, while the rows of weights behind these are fetched.
 template <class Rows, int MR, int NR>
-static void raw_columns(const float* x, int64_t x_stride, const typename Rows::Element* w, int64_t w_stride,
-                        int64_t columns, int64_t depth, float* out, int64_t out_stride, bool first) {
-  int64_t c = 0;
-  for (; c + NR <= columns; c += NR)
-    raw_tile<Rows, MR, NR>(x, x_stride, w + c * w_stride, w_stride, depth, out + c, out_stride, first, NR * w_stride);
-  for (; c < columns; ++c)
-    raw_tile<Rows, MR, 1>(x, x_stride, w + c * w_stride, w_stride, depth, out + c, out_stride, first, w_stride);
+static void raw_rows(const ti::Matmul& m, const float* x, const typename Rows::Element* w, float* out,
+                     int64_t out_stride) {
+  const char* ahead = (const char*)(w + NR * m.depth);
+  for (int64_t k = 0; k < m.depth; k += ti::kBlockDepth) {
+    int64_t depth = m.depth - k < ti::kBlockDepth ? m.depth - k : ti::kBlockDepth;
+    raw_tile<Rows, MR, NR>(x + k, m.packed_depth, w + k, m.depth, depth, out, out_stride, k == 0,
+                           ahead + k * NR * (int64_t)sizeof(typename Rows::Element));
+  }
 }
 
 template <class Rows>
@@ -91,15 +94,13 @@ static void stream_tile(const ti::Matmul& m, int64_t row0, int64_t column0, int6
   constexpr int64_t wide = 96;
   float out[MR * wide];
   const float* x = m.packed_x + row0 * m.packed_depth;
-  for (int64_t c = column0; c < column1; c += wide) {
-    int64_t columns = column1 - c < wide ? column1 - c : wide;
-    const auto* w = (const typename Rows::Element*)(m.w + c * m.row_bytes);
-    for (int64_t k = 0; k < m.depth; k += ti::kBlockDepth) {
-      int64_t depth = m.depth - k < ti::kBlockDepth ? m.depth - k : ti::kBlockDepth;
-      raw_columns<Rows, MR, NR>(x + k, m.packed_depth, w + k, m.depth, columns, depth, out, wide,
-                                k == 0);
-    }
-    for (int r = 0; r < MR; ++r) store_row(m, row0 + r, c, columns, out + r * wide);
+  for (int64_t start = column0; start < column1; start += wide) {
+    int64_t columns = column1 - start < wide ? column1 - start : wide;
+    const auto* w = (const typename Rows::Element*)(m.w + start * m.row_bytes);
+    int64_t c = 0;
+    for (; c + NR <= columns; c += NR) raw_rows<Rows, MR, NR>(m, x, w + c * m.depth, out + c, wide);
+    for (; c < columns; ++c) raw_rows<Rows, MR, 1>(m, x, w + c * m.depth, out + c, wide);
+    for (int r = 0; r < MR; ++r) store_row(m, row0 + r, start, columns, out + r * wide);
   }
 }
 
@@ -252,8 +253,10 @@ static void plain_tile(const ti::Matmul& m, int64_t row0, int64_t row1, int64_t 
   if (m.depth != m.packed_depth || rows > Rows::kStreamed) return block_tile<Rows>(m, row0, row1, column0, column1);
   if (rows > 4) return stream_rows<Rows>(m, row0, row1, column0, column1);
   constexpr int wide = kRegisters == 32 ? 2 : 1;
-  if (rows == 1) return stream_tile<Rows, 1, 8>(m, row0, column0, column1);
-  if (rows == 2) return stream_tile<Rows, 2, 6>(m, row0, column0, column1);
+  // What is read and what is fetched have to fit the first-level cache together.
+  if (rows == 1 && m.row_bytes > 2048) return stream_tile<Rows, 1, 2>(m, row0, column0, column1);
+  if (rows == 1) return stream_tile<Rows, 1, 4>(m, row0, column0, column1);
+  if (rows == 2) return stream_tile<Rows, 2, 4>(m, row0, column0, column1);
   if (rows == 3) return stream_tile<Rows, 3, 4 * wide>(m, row0, column0, column1);
   if (rows == 4) return stream_tile<Rows, 4, 3 * wide>(m, row0, column0, column1);
 }
