@@ -37,9 +37,11 @@ def aligned_zeros(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
     """Zeros whose first byte lies on an `ALIGNMENT` boundary, in pages that are only taken when written."""
     size = math.prod(shape) * dtype.itemsize
     if size >= 1 << 20:
-        pages = mmap.mmap(-1, size)
         if hasattr(mmap, "MADV_HUGEPAGE"):
+            pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared ones have no huge pages
             pages.madvise(mmap.MADV_HUGEPAGE)
+        else:
+            pages = mmap.mmap(-1, size)
         return np.frombuffer(pages, dtype).reshape(shape)
     data = np.zeros(size + ALIGNMENT, np.uint8)
     start = -data.ctypes.data % ALIGNMENT
