@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import lax
