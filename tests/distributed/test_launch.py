@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import GOLDEN
+from trillion_infer.testing.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 PROMPTS = [[5, 9, 11], [7] * 20, [100]]
@@ -17,9 +17,7 @@ PROMPTS = [[5, 9, 11], [7] * 20, [100]]
 
 def run(count: int, launcher: list[str], arguments: list[str]) -> list[tuple[int, str]]:
     """Status and standard error of each of `count` processes with two devices."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     flags = [f"--coordinator=127.0.0.1:{port}", f"--num_processes={count}"] if count > 1 else []
     env = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
     env["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={2 // count}"

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ import pytest
 from tests.conftest import GOLDEN
 from tests.distributed.group_process import GREEDY, OPTIONS, PROMPTS
 from tests.engine.helpers import tokens_of
+from trillion_infer.testing.ports import free_port
 
 SCRIPT = Path(__file__).with_name("group_process.py")
 ROOT = Path(__file__).parents[2]
@@ -23,9 +23,7 @@ class Pair:
     """A leader and a follower; what they say is in files of `folder`."""
 
     def __init__(self, folder: Path, model: str, mesh: str, keys: tuple[str, ...] = (), **env: str):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = str(free.getsockname()[1])
+        port = str(free_port())
         self.folder, self.processes = folder, []
         for rank in range(2):
             command = [sys.executable, str(SCRIPT), str(rank), port, str(GOLDEN / "tiny" / model), mesh]

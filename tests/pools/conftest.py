@@ -1,22 +1,13 @@
 """Pools that tests share: two prefill workers, two decode workers and a router, as processes."""
 
 import contextlib
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.pools.workers import RouterProcess, Worker, tiny_model
-
-
-def free_ports(count: int) -> list[int]:
-    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
-
+from trillion_infer.testing.ports import free_ports
 
 Pools = tuple[list[Worker], list[Worker], RouterProcess]
 """Prefill workers, decode workers, router."""

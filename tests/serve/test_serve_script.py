@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,15 +12,15 @@ import httpx
 import openai
 import pytest
 
+from trillion_infer.testing.ports import free_port
+
 ROOT = Path(__file__).parents[2]
 CAPITAL = [{"role": "user", "content": "What is the capital of France?"}]
 
 
 @pytest.fixture(scope="module")
 def process_and_url(smollm2_path):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     flags = {
         "model": smollm2_path,
         "served_model_name": "smollm2",

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,14 +9,13 @@ from pathlib import Path
 import numpy as np
 
 from trillion_infer.testing.checkpoints import write_hf_directory
+from trillion_infer.testing.ports import free_port
 
 
 def test_two_processes_read_half_each(tmp_path):
     tensors = {f"w.{i}": np.full((16, 8), i, np.float32) for i in range(4)} | {"n": np.arange(8, dtype=np.float32)}
     write_hf_directory(tmp_path, tensors, {}, shards=2)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     script = Path(__file__).with_name("load_process.py")
     env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     running = [

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import os
 import secrets
-import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ import numpy as np
 from trillion_infer.benchmark.serving import MODEL, server_process
 from trillion_infer.benchmark.stream_client import Streamed, stream_completion
 from trillion_infer.core.errors import ConfigError, TrillionInferError
+from trillion_infer.testing.ports import free_port
 
 SETUPS = ("unchunked", "chunked", "apart")
 
@@ -65,9 +65,7 @@ def _servers(setup: str, options: Mapping[str, Any], cores: Sequence[int]) -> It
             chosen = {**options, "chunked_prefill": setup == "chunked"}
             yield stack.enter_context(server_process(chosen)).url
             return
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         half, key = len(cores) // 2, secrets.token_hex(16)
         prefill = {"role": "prefill", "key": key, "port": port}
         decode = {"role": "decode", "key": key, "peers": [f"127.0.0.1:{port}"]}

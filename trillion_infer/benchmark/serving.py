@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import socket
 import subprocess
 import sys
 import tempfile
@@ -18,6 +17,7 @@ import numpy as np
 
 from trillion_infer.benchmark.stream_client import Streamed, stream_completion
 from trillion_infer.core.errors import TrillionInferError
+from trillion_infer.testing.ports import free_port
 
 MODEL = "benchmark"
 
@@ -76,9 +76,7 @@ def server_process(
     cores: Sequence[int] | None = None,
 ) -> Iterator[ServerProcess]:
     """A server in a process of its own, which ends with the block; `handoff` and `cores` as served.py takes them."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     more = {"handoff": handoff and dict(handoff), "cores": cores and list(cores)}
     request = json.dumps({"options": dict(options), "port": port, **more})
     with tempfile.TemporaryFile("w+", encoding="utf-8") as said:

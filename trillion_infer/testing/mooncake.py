@@ -7,11 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return taken.getsockname()[1]
+from trillion_infer.testing.ports import free_port
 
 
 def master_program() -> str | None:

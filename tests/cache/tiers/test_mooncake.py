@@ -11,7 +11,8 @@ from trillion_infer.cache.tiers.base import StoredBlock, digest_of
 from trillion_infer.cache.tiers.mooncake import RETRY_SECONDS, MooncakeTier
 from trillion_infer.config.tiers import parse_store
 from trillion_infer.core.errors import ConfigError
-from trillion_infer.testing.mooncake import Master, free_port, master_program
+from trillion_infer.testing.mooncake import Master, master_program
+from trillion_infer.testing.ports import free_port
 
 pytestmark = pytest.mark.skipif(master_program() is None, reason="mooncake_master is not installed (extra: store)")
 
