@@ -16,9 +16,10 @@ EXIT_LOST = 3
 
 @pytest.fixture(scope="module")
 def hosts(pool_model):
-    """A prefill and a decode worker of two processes each."""
+    """A prefill and a decode worker of two processes each. A step that compiles must not pass for silence."""
     roles = [("prefill", "tensor=2", True), ("decode", "tensor=2", True)]
-    with deployed(pool_model, roles, "--noprecompile") as pools:
+    patient = ("--silence_s=30", "--lease_s=60", "--deadline_s=120")
+    with deployed(pool_model, roles, "--noprecompile", *patient) as pools:
         yield pools
 
 
@@ -40,7 +41,7 @@ def test_streams_over_hosts_equal_one_engine_and_pages_come_home(hosts, colocate
 
     outcomes = run_all(router.url, requests, leave)
     assert check(outcomes, expected_texts(colocated, requests)) == len(requests)
-    assert decode.metric("trillion_infer:handoffs") > 0  # how many depends on what its prefix index had by then
+    assert decode.metric("trillion_infer:handoffs") >= len(requests) / 2
     assert decode.metric("trillion_infer:handoff_recomputed") == 0
     assert prefill.metric("trillion_infer:handoff_leases") > 0
     all_home([prefill, decode])
