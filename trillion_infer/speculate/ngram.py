@@ -5,6 +5,7 @@ the text is not given up at the first token that differs: it loses weight, and g
 """
 
 from array import array
+from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 
 from trillion_infer.speculate.base import NOTHING, Draft, Drafter, DraftRequest
@@ -16,7 +17,7 @@ class NgramIndex:
     """Where each n-gram of a growing text ended, newest first. Constant work per token."""
 
     def __init__(self, size: int):
-        self.size = size
+        self._size = size
         self._newest: dict[int, int] = {}
         self._older = array("q")  # for each position, the previous end of the n-gram that ends there; -1 for none
         self._key = 0
@@ -30,7 +31,7 @@ class NgramIndex:
         end = min(len(tokens), len(self) + limit)
         for position in range(len(self), end):
             self._key = ((self._key << _SHIFT) | tokens[position]) & self._mask
-            if position + 1 < self.size:
+            if position + 1 < self._size:
                 self._older.append(-1)
                 continue
             self._older.append(self._newest.get(self._key, -1))
@@ -56,6 +57,7 @@ class Alignment:
 
     def __init__(self) -> None:
         self._indexes = [(NgramIndex(size), most) for size, most in self.SEEDS]
+        self._seeded = [sum(self.DECAY**i for i in range(size)) for size, _ in self.SEEDS]
         self._places: dict[int, float] = {}
         self._done = 0
 
@@ -95,8 +97,7 @@ class Alignment:
             after = next((each for each in ahead if tokens[each] == token), None)
             if after is not None:
                 put(after + 1, weight + 1)  # others were left out
-        for index, most in self._indexes:
-            weight = sum(self.DECAY**i for i in range(index.size))
+        for (index, most), weight in zip(self._indexes, self._seeded, strict=True):
             for end in index.earlier(position, most):
                 put(end + 1, weight)
         if len(new) > self.KEPT:
@@ -115,7 +116,7 @@ class NgramDrafter(Drafter):
 
     def __init__(self, per_step: int = 16_384):
         self._per_step = per_step
-        self._alignments: dict[Hashable, Alignment] = {}
+        self._alignments: defaultdict[Hashable, Alignment] = defaultdict(Alignment)
 
     def propose(self, requests: Sequence[DraftRequest], k: int) -> list[Draft]:
         return [self._propose(request, k) for request in requests]
@@ -124,7 +125,7 @@ class NgramDrafter(Drafter):
         self._alignments.pop(request.request_id, None)
 
     def _propose(self, request: DraftRequest, k: int) -> Draft:
-        alignment = self._alignments.setdefault(request.request_id, Alignment())
+        alignment = self._alignments[request.request_id]
         if not alignment.extend(request.tokens, self._per_step) or k < 1:
             return NOTHING
         place, weight = alignment.best()
