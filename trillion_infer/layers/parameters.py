@@ -95,13 +95,12 @@ def value(param: nnx.Param | None) -> Any:
 
 def following(module: M) -> M:
     """A copy of a bound module with the parameters of the next layer of its stacks; the last follows itself."""
-    graph, state = nnx.split(module)
-    bound = []
-    for path, param in nnx.to_flat_state(state):
-        held = param.get_value()
+
+    def next_layer(_: str, held: Any) -> LayerSlice:
         assert isinstance(held, LayerSlice)
-        bound.append((path, param.replace(replace(held, index=held.index + 1))))
-    return nnx.merge(graph, nnx.from_flat_state(bound))
+        return replace(held, index=held.index + 1)
+
+    return _holding(module, next_layer)
 
 
 def param_specs(module: nnx.Module) -> dict[str, ParamSpec]:
@@ -111,12 +110,19 @@ def param_specs(module: nnx.Module) -> dict[str, ParamSpec]:
 
 def bind(module: M, params: Mapping[str, Any], prefix: str = "", index: Array | None = None) -> M:
     """A copy of `module` whose parameters hold `params[prefix + path]`, or layer `index` of them."""
+
+    def named(path: str, _: Any) -> Any:
+        held = params[prefix + path]
+        return held if index is None else LayerSlice(held, index)
+
+    return _holding(module, named)
+
+
+def _holding(module: M, of: Callable[[str, Any], Any]) -> M:
+    """A copy of `module` whose parameters hold what `of` gives for their dotted path and what they held."""
     graph, state = nnx.split(module)
-    bound = []
-    for path, param in nnx.to_flat_state(state):
-        held = params[prefix + _dotted(path)]
-        bound.append((path, param.replace(held if index is None else LayerSlice(held, index))))
-    return nnx.merge(graph, nnx.from_flat_state(bound))
+    flat = [(path, p.replace(of(_dotted(path), p.get_value()))) for path, p in nnx.to_flat_state(state)]
+    return nnx.merge(graph, nnx.from_flat_state(flat))
 
 
 def _dotted(path: tuple[Any, ...]) -> str:
