@@ -393,7 +393,8 @@ class LLM:
         device), KV in host memory and on disk, and what is in use beside them, where the system tells."""
         report: BuildReport = self.report
         engine = {"weights": report.weights_bytes, **self.engine.memory()}
-        on_host = {f"experts_on_{report.experts_on}": report.host_bytes} if report.host_bytes else {}
+        experts = self.blueprint.expert_memory
+        on_host = {} if experts is None else {f"experts_on_{experts.place}": report.host_bytes}
         return on_host | with_unaccounted({**engine, "program_temporaries": report.temp_bytes}, self.mesh, on_host)
 
     def close(self) -> None:

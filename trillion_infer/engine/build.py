@@ -68,7 +68,6 @@ class BuildReport:
     timeline: Timeline = field(default_factory=Timeline)
     weights_bytes: int = 0
     host_bytes: int = 0
-    experts_on: str = "host"
     kv_bytes: int = 0
     temp_bytes: int = 0
 
@@ -326,8 +325,6 @@ def build_engine(
         give_back_freed_memory()
     report.weights_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(params) if is_on_device(leaf))
     report.host_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(params)) - report.weights_bytes
-    if blueprint.expert_memory is not None:
-        report.experts_on = blueprint.expert_memory.place
     report.kv_bytes = sum(pool.nbytes for pool in state.kv_pools)
     report.temp_bytes = max(each.temp_bytes for each in (programs, *drafting))
     if group is not None:
