@@ -37,7 +37,7 @@ def without_shell() -> Iterator[None]:
 @contextmanager
 def without_scan() -> Iterator[None]:
     """While entered, a walk over what is installed meets jax's own distributions alone: jax looks for a plugin by
-    reading the description of every package there is, 60 ms of a hundred."""
+    reading the description of every package there is, 60 ms where there are a hundred."""
     every = importlib.metadata.distributions
 
     def of_jax(**kwargs: Any) -> Iterator[importlib.metadata.Distribution]:

@@ -154,6 +154,7 @@ static inline void held_rows(const float* x, int64_t x_stride, int64_t rows, con
 template <class Rows>
 static void stream_rows(const ti::Matmul& m, int64_t row0, int64_t row1, int64_t column0, int64_t column1) {
   constexpr int64_t wide = 48, most = 16;
+  static_assert(Rows::kStreamed <= most);
   float out[most * wide];
   const float* x = m.packed_x + row0 * m.packed_depth;
   int64_t rows = row1 - row0;
