@@ -30,7 +30,7 @@ test-slow: $(VENV)/.test
 	XLA_FLAGS="--xla_backend_optimization_level=3" $(RUN) -m pytest -m "slow or matrix" --matrix=all
 
 test-aot: $(VENV)/.test
-	$(RUN) -m pytest -m "aot" --aot=all
+	XLA_FLAGS="--xla_backend_optimization_level=3" $(RUN) -m pytest -m "aot" --aot=all
 
 test-oldest:
 	@scripts/setup_venv.sh .venv-oldest python3.11 "test"

@@ -6,8 +6,8 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
 os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
 _FLAGS = {"xla_force_host_platform_device_count": 8, "xla_backend_optimization_level": 0}
-"""Most of the suite's time is compiling tiny models, which LLVM's optimisations would double; `make test-slow` and
-`make test-oldest` set the level that users have."""
+"""Most of the suite's time is compiling tiny models, which LLVM's optimisations would double; `make test-slow`,
+`test-aot` and `test-oldest` set the level that users have."""
 for _name, _value in _FLAGS.items():
     if _name not in os.environ.get("XLA_FLAGS", ""):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --{_name}={_value}".strip()

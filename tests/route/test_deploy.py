@@ -1,13 +1,14 @@
 """The files under deploy/ agree with the scripts they start."""
 
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
+
+from trillion_infer.testing.ports import free_port
 
 REPOSITORY = Path(__file__).parents[2]
 MANIFESTS = sorted((REPOSITORY / "deploy" / "kubernetes").glob("*.yaml"))
@@ -83,8 +84,7 @@ def test_a_missing_device_ends_the_program_with_one_line():
 
 
 def _launch(count: int, arguments: list[str]) -> list[tuple[int, str, str]]:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     environment = {"JAX_PLATFORMS": "cpu", "PATH": "/usr/bin:/bin", "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo"}
     group = [f"--coordinator=127.0.0.1:{port}", f"--num_processes={count}"]
     processes = [

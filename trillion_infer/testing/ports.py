@@ -1,5 +1,6 @@
 """Ports for processes that bind them later."""
 
+import contextlib
 import random
 import socket
 
@@ -9,17 +10,13 @@ _BELOW_EPHEMERAL = range(10_000, 32_000)
 
 def free_ports(count: int) -> list[int]:
     """Distinct ports of the loopback that nobody listens on."""
-    found: list[int] = []
-    for port in random.SystemRandom().sample(_BELOW_EPHEMERAL, len(_BELOW_EPHEMERAL)):
-        if len(found) == count:
-            break
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            found.append(port)
-    return found
+    found: set[int] = set()
+    while len(found) < count:
+        port = random.SystemRandom().choice(_BELOW_EPHEMERAL)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            found.add(port)
+    return list(found)
 
 
 def free_port() -> int:
