@@ -35,6 +35,7 @@ STEPS = flags.DEFINE_integer("steps", _DEFAULTS.steps, "Updates.")
 ROWS = flags.DEFINE_integer("rows", _DEFAULTS.rows, "Conversations of a batch.")
 LENGTH = flags.DEFINE_integer("length", _DEFAULTS.length, "Tokens of a conversation; longer ones are cut.")
 UNROLL = flags.DEFINE_integer("unroll", _DEFAULTS.unroll, "Steps of the training-time test.")
+START = flags.DEFINE_string("start", None, "Exported head to go on with; --drafted is then the head's own.")
 DRAFTED = flags.DEFINE_integer("drafted", _DEFAULTS.drafted, "Size of the head's vocabulary.")
 RATE = flags.DEFINE_float("rate", _DEFAULTS.rate, "Peak learning rate.")
 FEATURES = flags.DEFINE_integer(
@@ -59,6 +60,7 @@ def main(_: list[str]) -> None:
         options["seed"],
         FEATURES.value,
     )
+    start = Path(START.value) if START.value else None
     rows = read_conversations(Path(PROMPTS.value))
     heldout = read_conversations(Path(HELDOUT.value)) if HELDOUT.value else []
     folder.mkdir(parents=True, exist_ok=True)
@@ -67,7 +69,7 @@ def main(_: list[str]) -> None:
     params = SamplingParams(temperature=TEMPERATURE.value, max_tokens=ANSWER_TOKENS.value)
     examples = regenerate(llm, rows, params, folder / "answers.jsonl")
     held = regenerate(llm, heldout, params, folder / "heldout_answers.jsonl")
-    trainer = Trainer(llm, options["model"], examples, config, folder, held)
+    trainer = Trainer(llm, options["model"], examples, config, folder, held, start)
     trainer.run(lambda row: print(json.dumps(row), flush=True) if row["step"] % 10 == 0 or "heldout" in row else None)
     export_head(folder / "head", trainer.spec, trainer.weights, trainer.kept, HEAD_DTYPE.value)
     plot(folder)

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from trillion_infer.train.data import batches, drafted_vocabulary, padded
 from trillion_infer.train.export import describe, export_head
 from trillion_infer.train.features import Features
 from trillion_infer.train.head import begun, unrolled
+from trillion_infer.train.start import trained_before
 from trillion_infer.train.trainer import TrainConfig, Trainer, plot, read_metrics
 
 TARGET = GOLDEN / "tiny" / "llama_deep"
@@ -102,6 +104,43 @@ def test_states_kept_in_a_file_are_those_computed(trained, examples, tmp_path):
     np.memmap(path, np.float32, "r+").reshape(7, -1)[4:] = 0
     again = Features(trained._target, "t", tokens, path, 2**30)
     np.testing.assert_allclose(np.asarray(again(chosen)[0]), np.asarray(streamed(chosen)[0]), atol=1e-5)
+
+
+def test_states_of_more_examples_are_added_to_those_kept(trained, examples, tmp_path):
+    tokens = np.stack([padded(each, CONFIG.length, 0)["tokens"] for each in examples[:7]])
+    path, chosen = tmp_path / "states.bin", np.arange(4)
+    Features(trained._target, "t", tokens[:4], path, 2**30)
+    np.memmap(path, np.float32, "r+")[0] = 123.0
+    more, streamed = (Features(trained._target, "t", tokens, path, limit) for limit in (2**30, 0))
+    assert float(more(chosen)[0][0, 0, 0]) == 123.0, "computed again"
+    np.testing.assert_allclose(*(np.asarray(each(chosen + 3)[0]) for each in (more, streamed)), atol=1e-5)
+    others = Features(trained._target, "t", tokens[::-1], path, 2**30)
+    np.testing.assert_allclose(np.asarray(others(6 - chosen)[0]), np.asarray(streamed(chosen)[0]), atol=1e-5)
+
+
+def test_training_goes_on_from_an_exported_head(trained, target, examples, tmp_path):
+    export_head(tmp_path / "head", trained.spec, trained.weights, trained.kept)
+    more = Trainer(
+        target, str(TARGET), examples, replace(CONFIG, steps=2, drafted=80), tmp_path, start=tmp_path / "head"
+    )
+    assert (more.spec, more.kept.tolist()) == (trained.spec, trained.kept.tolist())
+    for name, value in trained.weights.items():
+        assert np.array_equal(more.weights[name], value), name
+    more.run()
+    assert read_metrics(tmp_path)[0]["loss"] < read_metrics(trained.folder)[0]["loss"]
+
+
+def test_a_head_that_cannot_be_gone_on_with_is_refused(trained, target, tmp_path):
+    export_head(tmp_path, trained.spec, trained.weights, trained.kept)
+    config = json.loads((tmp_path / "config.json").read_text())
+    for name, value, message in [
+        ("vocab_size", 999, "a vocabulary of 999"),
+        ("draft_vocab_size", 80, "describes a head that has it"),
+        ("num_attention_heads", 2, "describes a head that has it"),
+    ]:
+        (tmp_path / "config.json").write_text(json.dumps({**config, name: value}))
+        with pytest.raises(ConfigError, match=message):
+            trained_before(tmp_path, target.model_config)
 
 
 def test_chains_begin_behind_what_the_one_before_gave():

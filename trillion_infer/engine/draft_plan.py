@@ -153,7 +153,7 @@ def _plan(
     elif source.spec.kind == "eagle3":
         names = None if source.checkpoint is None else source.checkpoint.names()
         spec = read_eagle3(source.config, names)
-        _check_head(source.spec.path, spec, family.config)
+        check_head(source.spec.path, spec, family.config)
         model, ignore = Eagle3(spec, target, sizes, ops), IGNORED_TENSORS
     else:
         generation = {} if source.checkpoint is None else source.checkpoint.generation_config
@@ -196,7 +196,8 @@ def _check_vocabulary(name: str, vocab: int, target: ModelConfig) -> None:
         )
 
 
-def _check_head(path: str | None, spec: Eagle3Spec, target: ModelConfig) -> None:
+def check_head(path: str | None, spec: Eagle3Spec, target: ModelConfig) -> None:
+    """Raises ConfigError, naming both, for a head that was made for another target."""
     name, layers = f"eagle3:{path}", len(target.layers)
     _check_vocabulary(name, spec.target_vocab, target)
     if spec.target_width != target.width or (not spec.own_embed and spec.config.width != target.width):

@@ -16,7 +16,8 @@ class Features:
 
     tokens: `[N, T]`. path: the file they are kept in, N * T * 4M values, if that is at most `limit` bytes; one of the
     same target and tokens is read instead of being made. Kept or not, the values are the same but for what the
-    neighbours in a batch change in the last bit. A file cut short by a crash is gone on with.
+    neighbours in a batch change in the last bit. A file that holds the first of them, cut short by a crash or made of
+    fewer examples, is gone on with.
     """
 
     def __init__(self, target: TargetStates, name: str, tokens: Int[np.ndarray, "N T"], path: Path, limit: int):
@@ -40,13 +41,14 @@ class Features:
         mark = path.with_suffix(".json")
         about = {
             "target": name,
-            "shape": list(self._shape),
+            "shape": list(self._shape[1:]),
             "dtype": str(self._target.dtype),
             "aux_layers": list(self._target.aux_layers),
-            "tokens": hashlib.sha256(self._tokens.tobytes()).hexdigest(),
         }
         found = json.loads(mark.read_text(encoding="utf-8")) if mark.exists() and path.exists() else {}
-        done = found.pop("done", 0) if found.items() >= about.items() else 0
+        done = found.get("done", 0)
+        if found != {**about, "tokens": self._digest(done), "done": done}:
+            done = 0
         kept = np.memmap(path, self._target.dtype, "r+" if done else "w+", shape=self._shape)
         rows = self._target.rows
         for start in range(done, len(self._tokens), rows):
@@ -57,9 +59,14 @@ class Features:
             kept[start : start + rows] = np.concatenate([aux, hidden], axis=-1)[: len(part)]
             kept.flush()
             new = mark.with_suffix(".new")
-            new.write_text(json.dumps({**about, "done": start + len(part)}), encoding="utf-8")
+            done = start + len(part)
+            new.write_text(json.dumps({**about, "tokens": self._digest(done), "done": done}), encoding="utf-8")
             new.replace(mark)
         return kept
+
+    def _digest(self, count: int) -> str:
+        """Of the first `count` examples' tokens."""
+        return hashlib.sha256(self._tokens[:count].tobytes()).hexdigest()
 
     def _split(self, states: np.ndarray) -> tuple[jax.Array, jax.Array]:
         width = states.shape[-1] // 4 * 3

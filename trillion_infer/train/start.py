@@ -1,14 +1,19 @@
-"""Where training begins: a Llama-shaped head for a target, its tensors those of the target's end where they fit."""
+"""Where training begins: a Llama-shaped head for a target, its tensors those of the target's end where they fit, or a
+head that was trained before."""
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 
 from trillion_infer.config.drafter import Eagle3Spec
 from trillion_infer.config.model import AttentionSpec, DenseSpec, LayerSpec, ModelConfig, Rope, Segment
+from trillion_infer.core.errors import ConfigError
+from trillion_infer.engine.draft_plan import check_head
 from trillion_infer.layers.decoder import TensorNames
+from trillion_infer.models.eagle3 import read_eagle3
 from trillion_infer.train.head import LAYER, random_weights, weight_shapes
-from trillion_infer.weights.checkpoint import Checkpoint
+from trillion_infer.weights.checkpoint import Checkpoint, open_checkpoint
 
 HEAD_DIM = 128
 """Of heads for targets whose own attention is not grouped-query attention."""
@@ -41,6 +46,34 @@ def head_for(target: ModelConfig, drafted: int) -> Eagle3Spec:
     count = len(target.layers)
     aux = (min(2, count), count // 2, max(count - 3, 0))
     return Eagle3Spec(config, target.vocab, target.width, aux, LAYER, pruned=True)
+
+
+def trained_before(path: Path, target: ModelConfig) -> tuple[Eagle3Spec, np.ndarray, dict[str, np.ndarray]]:
+    """An exported head to go on with: what it is, the target's ids that it drafts, ascending, and its weights.
+
+    Raises ConfigError for one of another target and for one that is not shaped as those trained here.
+    """
+    checkpoint = open_checkpoint(path)
+    read = read_eagle3(checkpoint.config, checkpoint.names())
+    check_head(str(path), read, target)
+    aux = read.aux_of(len(target.layers))
+    spec = dataclasses.replace(read, aux_layers=aux, config=dataclasses.replace(read.config, dtype="float32"))
+    if not isinstance(spec.config.layers[0].mixer, AttentionSpec) or spec.own_embed or not spec.pruned:
+        raise ConfigError(
+            f"{path} is a head with latent attention, an embedding of its own or its target's whole vocabulary, and "
+            "training goes on with Llama-shaped heads of some of it; give one that was trained here, or none."
+        )
+    shapes = weight_shapes(spec)
+    found = {name: checkpoint.shape(name) for name in checkpoint.names() if name not in ("d2t", "t2d")}
+    wrong = sorted(name for name in {*found, *shapes} if found.get(name) != shapes.get(name))
+    if wrong:
+        raise ConfigError(
+            f"{path} has {wrong[0]} of shape {found.get(wrong[0])}, and its config.json describes a head that has it "
+            f"of shape {shapes.get(wrong[0])} (None: not at all); give a head that was trained here, or none."
+        )
+    weights = {name: np.asarray(checkpoint.read(name, np.dtype(np.float32)), np.float32) for name in shapes}
+    kept = np.asarray(checkpoint.read("d2t")) + np.arange(spec.config.vocab)
+    return spec, kept.astype(np.int32), weights
 
 
 def _rope(target: ModelConfig) -> Rope:

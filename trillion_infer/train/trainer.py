@@ -23,7 +23,7 @@ from trillion_infer.train.answers import Answered
 from trillion_infer.train.data import batches, drafted_vocabulary, padded, usable
 from trillion_infer.train.features import Features
 from trillion_infer.train.head import Batch, Ends, unrolled
-from trillion_infer.train.start import first_weights, head_for
+from trillion_infer.train.start import first_weights, head_for, trained_before
 from trillion_infer.train.target import TargetStates
 from trillion_infer.weights.checkpoint import open_checkpoint
 
@@ -65,7 +65,8 @@ class TrainConfig:
 class Trainer:
     """Trains a head for a loaded LLM on answered conversations; everything it keeps lies under `folder`.
 
-    A folder with a checkpoint is gone on with: the same losses follow as if the first run had not ended.
+    A folder with a checkpoint is gone on with: the same losses follow as if the first run had not ended. start: an
+    exported head to begin with, of whose shape and drafted vocabulary the new one is.
     """
 
     def __init__(
@@ -76,13 +77,13 @@ class Trainer:
         config: TrainConfig,
         folder: Path,
         heldout: Sequence[Answered] = (),
+        start: Path | None = None,
     ):
         if not isinstance(llm.engine, Engine):
             raise ConfigError("disaggregate is given, and training runs on one mesh; leave it out.")
         self.config, self.folder = config, folder
         target = llm.model_config
-        self.kept = drafted_vocabulary(examples, target.vocab, min(config.drafted, target.vocab))
-        self.spec: Eagle3Spec = head_for(target, len(self.kept))
+        self.spec, self.kept, weights = self._first(llm, model, examples, start)
         assert self.spec.aux_layers is not None
         shards = llm.mesh.shape["data"]
         if config.rows % shards:
@@ -95,8 +96,6 @@ class Trainer:
         places[self.kept] = np.arange(len(self.kept))
         output = head[self.kept].astype(jnp.float32)
         self.ends = Ends(embed, output, jnp.asarray(places))
-        names, checkpoint = llm.blueprint.family.names, open_checkpoint(model)
-        weights = first_weights(self.spec, target, checkpoint, names, self.kept, config.seed)
         self._optimiser = optax.chain(
             optax.clip_by_global_norm(1.0), optax.adamw(config.schedule(), b1=0.9, b2=0.95, weight_decay=0.0)
         )
@@ -139,6 +138,18 @@ class Trainer:
     def batch(self, rows: dict[str, np.ndarray]) -> Batch:
         """What a head is trained with: these tokens and the target's states of them, computed now."""
         return _batch(rows, self._target(np.asarray(rows["tokens"])))
+
+    def _first(
+        self, llm: LLM, model: str, examples: Sequence[Answered], start: Path | None
+    ) -> tuple[Eagle3Spec, np.ndarray, dict[str, np.ndarray]]:
+        """The head before the first update: what it is, the ids it drafts, its weights."""
+        target = llm.model_config
+        if start is not None:
+            return trained_before(start, target)
+        kept = drafted_vocabulary(examples, target.vocab, min(self.config.drafted, target.vocab))
+        spec = head_for(target, len(kept))
+        names, checkpoint = llm.blueprint.family.names, open_checkpoint(model)
+        return spec, kept, first_weights(spec, target, checkpoint, names, kept, self.config.seed)
 
     def _one(self) -> dict[str, Any]:
         rows = next(self._data)
