@@ -2,24 +2,37 @@
 
 Run:    JAX_PLATFORMS=cpu python scripts/kernel_report.py --targets=v5e:2x2,h100:8
         JAX_PLATFORMS=cpu python scripts/kernel_report.py --targets=tpu7x:2x2x1 --specs=llama-3-8b,gpt-oss-20b
+        JAX_PLATFORMS=cpu python scripts/kernel_report.py --ops=all --targets=all --missing
+        python scripts/kernel_report.py --targets= --merge=elsewhere/kernels.json
 Expect: a line a kernel as it compiles, seconds each; docs/kernels.json (all rows so far) and docs/kernels.md.
+        What does not compile is named, at the end once more, and makes the exit status 1.
 
-Rows of other targets and shapes are kept, so that the table can be made in parts.
+Rows of other targets and shapes are kept, so that the table can be made in parts. With --missing rows of the same
+code and shape are not made again.
 """
 
 import importlib
 import json
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
 from absl import app, flags
 
 from pallas_kernels.common.report import Cost, Row, table
+from pallas_kernels.common.sources import code_digest
+from sharding.topologies import KINDS
 
-TARGETS = flags.DEFINE_list("targets", ["v5e:2x2"], "Topologies, as sharding.topologies.topology takes them.")
-OPS = flags.DEFINE_list("ops", ["ragged_paged_attention"], "Folders of pallas_kernels that have a report.py.")
+ALL_OPS = ("ragged_paged_attention", "latent_paged_attention", "grouped_matmul", "quantised_matmul")
+ALL_TARGETS = ("tpu7x:2x2x1", "v5p:2x2x1", "v6e:2x2", "v5e:2x2", "h200:8", "h100:8")
+BATCHES = ("decode", "prefill")
+
+TARGETS = flags.DEFINE_list("targets", ["v5e:2x2"], "Topologies, as sharding.topologies.topology takes them, or all.")
+OPS = flags.DEFINE_list("ops", ["ragged_paged_attention"], "Folders of pallas_kernels that have a report.py, or all.")
 SPECS = flags.DEFINE_list("specs", None, "Names of shapes; all if not given.")
 OUTPUT = flags.DEFINE_string("output", "docs/kernels", "Path of the files, without .json and .md.")
+MISSING = flags.DEFINE_bool("missing", False, "Leave out rows that are there and were made of the same code.")
+MERGE = flags.DEFINE_list("merge", [], "Other files of rows to take in, each replacing rows of the same kernel.")
 
 INTRODUCTION = """# Kernels
 
@@ -34,19 +47,36 @@ that the result needs.
 
 def main(_: list[str]) -> None:
     data, document = Path(f"{OUTPUT.value}.json"), Path(f"{OUTPUT.value}.md")
-    known = [] if not data.exists() else [_row(entry) for entry in json.loads(data.read_text())]
-    rows = {row.key: row for row in known}
-    for op in OPS.value:
-        report = importlib.import_module(f"pallas_kernels.{op}.report")
-        unknown = set(SPECS.value or ()) - set(report.specs())
-        if unknown:
-            raise app.UsageError(f"{op} has no shape {sorted(unknown)}; its shapes are {', '.join(report.specs())}.")
-        for target in TARGETS.value:
-            for spec in SPECS.value or report.specs():
-                for row in report.rows(target, spec):
-                    print(f"{op} {spec} {row.batch} {target}: compiled in {row.compile_seconds} s", flush=True)
-                    rows[row.key] = row
+    files = [path for path in (data, *map(Path, MERGE.value)) if path.exists() or path != data]
+    rows = {row.key: row for path in files for row in map(_row, json.loads(path.read_text()))}
+    _write(data, document, rows)
+    failed = []
+    for op, spec, target in _wanted(rows):
+        try:
+            for row in importlib.import_module(f"pallas_kernels.{op}.report").rows(target, spec):
+                print(f"{op} {spec} {row.batch} {target}: compiled in {row.compile_seconds} s", flush=True)
+                rows[row.key] = row
                 _write(data, document, rows)
+        except (RuntimeError, ValueError) as error:
+            failed.append(f"{op} {spec} {target} does not compile: {str(error).partition(chr(10))[0]}")
+            print(failed[-1], flush=True)
+    if failed:
+        raise SystemExit("\n".join(failed))
+
+
+def _wanted(rows: dict[tuple, Row]) -> Iterator[tuple[str, str, str]]:
+    """(op, spec, target) of what is to be compiled."""
+    for target in ALL_TARGETS if TARGETS.value == ["all"] else TARGETS.value:
+        kind = KINDS[target.partition(":")[0]]
+        for op in ALL_OPS if OPS.value == ["all"] else OPS.value:
+            specs = {spec.name: spec for spec in importlib.import_module(f"pallas_kernels.{op}.arg_specs").SPECS}
+            if unknown := set(SPECS.value or ()) - set(specs):
+                raise app.UsageError(f"{op} has no shape {sorted(unknown)}; its shapes are {', '.join(specs)}.")
+            for name in SPECS.value or specs:
+                code = code_digest(op, "tpu" if kind.platform == "tpu" else "gpu", specs[name])
+                found = [rows.get((op, name, batch, kind.name)) for batch in BATCHES]
+                if not (MISSING.value and all(row and row.code == code for row in found)):
+                    yield op, name, target
 
 
 def _row(entry: dict) -> Row:

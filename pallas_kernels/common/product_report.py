@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from pallas_kernels.common.report import Cost, Row
+from pallas_kernels.common.sources import code_digest
 from sharding.topologies import KINDS, topology
 
 Costs = Callable[[Any, int], tuple[Cost, int]]
@@ -51,4 +52,5 @@ class ProductReport:
                 pool_bytes=0,
                 cost=cost,
                 fewest=self.fewest(spec, tokens),
+                code=code_digest(self.op, backend, spec),
             )

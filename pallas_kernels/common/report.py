@@ -39,6 +39,7 @@ class Row:
     pool_bytes: int  # of the array updated in place; 0 where there is none
     cost: Cost  # of one call
     fewest: Cost
+    code: str = ""  # digest of the kernel's sources and the shape, by `sources.code_digest`
 
     @property
     def key(self) -> tuple[str, str, str, str]:

@@ -6,6 +6,7 @@ from math import prod
 
 from pallas_kernels.common.pool_copies import pool_copies
 from pallas_kernels.common.report import Row
+from pallas_kernels.common.sources import code_digest
 from pallas_kernels.ragged_paged_attention.ahead_of_time import DECODE, PREFILL, compile_layers
 from pallas_kernels.ragged_paged_attention.arg_specs import SPECS, ArgSpec
 from pallas_kernels.ragged_paged_attention.bench import shape_of
@@ -55,6 +56,7 @@ def rows(target: str, name: str) -> Iterator[Row]:
             pool_bytes=prod(pool.shape) * pool.dtype.itemsize,
             cost=cost,
             fewest=fewest(spec, lens),
+            code=code_digest(OP, backend, spec),
         )
 
 

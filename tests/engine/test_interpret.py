@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.engine.helpers import greedy, tokens_of
+from tests.conftest import GOLDEN
+from tests.engine.helpers import DRAFTING, greedy, tokens_of
 
 pytestmark = pytest.mark.slow
 OPTIONS = {"page_size": 8, "prefill_chunk": 16, "max_running": 4, "max_model_len": 96, "precompile": False}
@@ -14,14 +15,41 @@ MODELS = {
     "gpt_oss": "sinks, windows, experts",
     "llama4_scout": "chunks",
 }
+SPECULATION = [
+    ("smollm2", "ngram"),
+    ("deepseek_v3", "ngram"),
+    ("gemma3_text", "ngram"),  # rejected drafts move a window back
+    (DRAFTING, f"eagle3:{GOLDEN / 'tiny' / 'eagle3_llama'}"),  # a model that drafts, with KV of its own
+]
+
+
+@pytest.fixture
+def tokens(make_llm):
+    """tokens(name, **options) of an engine that is closed before the next is made; with those of drafts accepted."""
+
+    def of(name: str, **options) -> tuple[list[list[int]], int]:
+        llm = make_llm.fresh(name, **OPTIONS, **options)
+        if options.get("speculate"):
+            llm.engine.speculation.draft_always()
+        found = tokens_of(llm.generate(PROMPTS, greedy(12)))
+        accepted = sum(int(value) for key, value in llm.stats().items() if key.endswith(".accepted"))
+        llm.close()
+        return found, accepted
+
+    return of
 
 
 @pytest.mark.parametrize("attention", ["tpu", "gpu"])
 @pytest.mark.parametrize("name", MODELS)
-def test_interpreted_kernels_give_the_tokens_of_the_reference(make_llm, name, attention):
-    plain = make_llm.fresh(name, attention="reference", **OPTIONS)
-    expected = tokens_of(plain.generate(PROMPTS, greedy(12)))
-    plain.close()
-    kernels = make_llm.fresh(name, attention=attention, interpret=True, **OPTIONS)
-    assert tokens_of(kernels.generate(PROMPTS, greedy(12))) == expected
-    kernels.close()
+def test_interpreted_kernels_give_the_tokens_of_the_reference(tokens, name, attention):
+    expected = tokens(name, attention="reference")
+    assert tokens(name, attention=attention, interpret=True) == expected
+
+
+@pytest.mark.parametrize("attention", ["tpu", "gpu"])
+@pytest.mark.parametrize(("name", "speculate"), SPECULATION, ids=lambda value: value.partition(":")[0])
+def test_interpreted_kernels_verify_drafts(tokens, name, speculate, attention):
+    expected, _ = tokens(name, attention="reference")
+    found, accepted = tokens(name, attention=attention, interpret=True, speculate=speculate)
+    assert found == expected
+    assert accepted > 0

@@ -1,0 +1,44 @@
+"""What a compiled kernel was made of: a digest of its sources and its shape, so that a report knows what is stale."""
+
+import ast
+import hashlib
+import re
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).parents[1]
+OTHERS = {"tpu": "gpu", "gpu": "tpu"}
+NOT_COMPILED = ("reference", "cpu", "native", "bench", "arg_specs")
+"""Files of an operation that no kernel for an accelerator is made of; shapes count one by one."""
+
+
+def code_digest(op: str, backend: str, spec: Any) -> str:
+    """16 hexadecimal digits over the code of an operation's `tpu` or `gpu` kernel and one of its shapes.
+
+    The code is that of the operation, of `common` and of the operations it uses, without comments and docstrings.
+    """
+    own = _files(op, backend)
+    used = {name for text in map(Path.read_text, own) for name in re.findall(r"from pallas_kernels\.(\w+)", text)}
+    files = {*own, *(path for name in used - {"cpu_native"} for path in _files(name, backend))}
+    digest = hashlib.sha256(repr(spec).encode())
+    for path in sorted(files):
+        digest.update(f"\n{path.relative_to(FOLDER)}\n{_code(path)}".encode())
+    return digest.hexdigest()[:16]
+
+
+def _files(op: str, backend: str) -> list[Path]:
+    paths = (FOLDER / op).glob("*.py")
+    return [p for p in paths if p.stem not in NOT_COMPILED and not p.stem.startswith(OTHERS[backend])]
+
+
+def _code(path: Path) -> str:
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list):
+            node.body = [line for line in body if not _is_string(line)]  # pyright: ignore[reportAttributeAccessIssue]
+    return ast.dump(tree)
+
+
+def _is_string(line: ast.stmt) -> bool:
+    return isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant) and isinstance(line.value.value, str)
