@@ -4,7 +4,7 @@ Run:    JAX_PLATFORMS=cpu python scripts/kernel_report.py --targets=v5e:2x2,h100
         JAX_PLATFORMS=cpu python scripts/kernel_report.py --targets=tpu7x:2x2x1 --specs=llama-3-8b,gpt-oss-20b
         JAX_PLATFORMS=cpu python scripts/kernel_report.py --ops=all --targets=all --missing
         python scripts/kernel_report.py --targets= --merge=elsewhere/kernels.json
-Expect: a line a kernel as it compiles, seconds each; docs/kernels.json (all rows so far) and docs/kernels.md.
+Expect: a line a kernel as it compiles, CPU seconds each; docs/kernels.json (all rows so far) and docs/kernels.md.
         What does not compile is named, at the end once more, and makes the exit status 1.
 
 Rows of other targets and shapes are kept, so that the table can be made in parts. With --missing rows of the same
@@ -36,10 +36,11 @@ MERGE = flags.DEFINE_list("merge", [], "Other files of rows to take in, each rep
 
 INTRODUCTION = """# Kernels
 
-Written by `scripts/kernel_report.py` with the real compilers, without the devices. Compile time is of a scan
-over the layers of one model, on whatever machine ran the script; scratch is the vector memory (TPU) or shared
-memory (GPU) that the kernel plans with; temp / pool is the compiler's temporaries over the pool, which is
-updated in place and takes a quarter of the device. Bytes and GFLOP are of one call by the kernel's own loops
+Written by `scripts/kernel_report.py` with the real compilers, without the devices. Compile time is CPU
+seconds of tracing, lowering and compiling a scan over the layers of one model (of products: one call), on whatever
+machine ran the script; scratch is the vector memory (TPU) or shared memory (GPU) that the kernel plans with;
+temp / pool is the compiler's temporaries over the pool, which is updated in place and takes a quarter of the device
+(latents: 8 GiB). Bytes and GFLOP are of one call by the kernel's own loops
 (decode: 64 sequences; prefill: a chunk of 512 tokens; each after up to 8192 cached tokens), beside the fewest
 that the result needs.
 """
@@ -54,7 +55,7 @@ def main(_: list[str]) -> None:
     for op, spec, target in _wanted(rows):
         try:
             for row in importlib.import_module(f"pallas_kernels.{op}.report").rows(target, spec):
-                print(f"{op} {spec} {row.batch} {target}: compiled in {row.compile_seconds} s", flush=True)
+                print(f"{op} {spec} {row.batch} {target}: compiled in {row.compile_seconds} s of CPU time", flush=True)
                 rows[row.key] = row
                 _write(data, document, rows)
         except (RuntimeError, ValueError) as error:

@@ -7,7 +7,7 @@ HEADER = (
     "shape",
     "batch",
     "target",
-    "compile s",
+    "compile CPU s",
     "scratch MiB",
     "temp / pool",
     "bytes MB",
@@ -33,7 +33,7 @@ class Row:
     spec: str
     batch: str
     target: str
-    compile_seconds: float
+    compile_seconds: float  # of CPU time, of all threads
     scratch_bytes: int  # of vector memory (TPU) or shared memory (GPU), as planned by the kernel
     temp_bytes: int  # temporaries in device memory, by the compiler
     pool_bytes: int  # of the array updated in place; 0 where there is none

@@ -37,9 +37,9 @@ def rows(target: str, name: str) -> Iterator[Row]:
     backend = "tpu" if kind.platform == "tpu" else "gpu"
     shape = shape_of(spec, backend)
     for batch_name, batch in (("decode", DECODE), ("prefill", PREFILL)):
-        start = time.perf_counter()
+        start = time.process_time()
         compiled, pool = compile_layers(spec, batch, device, backend)
-        seconds = time.perf_counter() - start
+        seconds = time.process_time() - start
         if copies := pool_copies(compiled.as_text() or "", [pool.shape]):
             raise RuntimeError(f"{OP} {name} on {target} copies its pool: {copies[0].strip()}")
         lens = [(CACHED - 1, 1)] * 64 if batch is DECODE else [(CACHED - 512, 512)]

@@ -37,9 +37,9 @@ def rows(target: str, name: str) -> Iterator[Row]:
     device = topology(target)[0]
     backend = "tpu" if kind.platform == "tpu" else "gpu"
     for batch_name, batch in (("decode", DECODE), ("prefill", PREFILL)):
-        start = time.perf_counter()
+        start = time.process_time()
         compiled, pool = compile_layers(spec, batch, device, backend)
-        seconds = time.perf_counter() - start
+        seconds = time.process_time() - start
         if copies := pool_copies(compiled.as_text() or "", [pool.shape]):
             raise RuntimeError(f"{OP} {name} on {target} copies its pool: {copies[0].strip()}")
         room = min(spec.max_len, CACHED)

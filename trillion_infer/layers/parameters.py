@@ -10,6 +10,7 @@ from flax import nnx
 from jax import lax
 from jaxtyping import Array, Int
 
+from pallas_kernels.common.backends import target_platform
 from trillion_infer.weights.spec import ParamSpec, Source
 
 Transform = Callable[[np.ndarray], np.ndarray]
@@ -25,6 +26,8 @@ class Part:
 
 
 WHOLE = Part()
+TILE_ROWS = 8
+"""Of a TPU's tiling of parameters."""
 
 
 def stacked(
@@ -82,7 +85,15 @@ class LayerSlice:
 
     def read(self) -> Any:
         """This layer's own arrays (XLA materialises the slice)."""
-        return jax.tree.map(lambda a: lax.dynamic_index_in_dim(a, self.index, 0, keepdims=False), self.stack)
+        return jax.tree.map(self._read, self.stack)
+
+    def _read(self, stack: Array) -> Array:
+        """Some TPU compilers tile 16-bit matrices that a product reads by 16 rows, but parameters by 8: they would tile
+        a whole stack anew in every step. Seen as tiles of 8 rows, which is no copy, the stack is left as it lies."""
+        shape, held = stack.shape[1:], stack
+        if len(shape) > 1 and stack.dtype.itemsize == 2 and shape[-2] % 16 == 0 and target_platform() == "tpu":
+            held = stack.reshape(*stack.shape[:-2], -1, TILE_ROWS, stack.shape[-1])
+        return lax.dynamic_index_in_dim(held, self.index, 0, keepdims=False).reshape(shape)
 
 
 def value(param: nnx.Param | None) -> Any:
