@@ -67,11 +67,13 @@ def grouped_ffn(
         if scores_on_input:
             factor = lax.dynamic_slice(by_row, (first,), (at_once,))
             inputs = (inputs.astype(jnp.float32) * factor[:, None]).astype(x.dtype)
-        return project(inputs, gate_up, gate_up_bias, sizes, tile, layer, activation)
+        hidden = project(inputs, gate_up, gate_up_bias, sizes, tile, layer, activation)
+        return tiles.split_planes(hidden, down_planes)
 
+    down_planes = _planes(down, split)
     read = (planes, gate_up, gate_up_bias, token, by_row, layer)
-    hidden = slices.by_rows(enter, routing.group_sizes, rows, at_once, down.shape[-1], x, read)
-    hidden = tiles.split_planes(hidden, _planes(down, split))
+    shape = (down_planes, down.shape[-1] // down_planes)
+    hidden = slices.by_rows(enter, routing.group_sizes, rows, at_once, shape, x, read)
     place = inverse(routing.order)
     here = is_local(expert_ids.astype(jnp.int32) - jnp.asarray(expert_offset, jnp.int32), experts)
     factor = (jnp.ones_like(scores) if scores_on_input else scores).reshape(tokens, choices, 1)

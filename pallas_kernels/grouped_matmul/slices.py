@@ -34,18 +34,18 @@ def columns_at_once(rows: int, columns: int, itemsize: int) -> int:
 
 
 def by_rows(
-    step: Callable[[Int[Array, ""], Int[Array, "E"]], Float[Array, "n F"]],
+    step: Callable[[Int[Array, ""], Int[Array, "E"]], Float[Array, "planes n F"]],
     group_sizes: Int[Array, "E"],
     rows: int,
     at_once: int,
-    width: int,
+    shape: tuple[int, int],
     like: Array,
     operands: tuple,
-) -> Float[Array, "N F"]:
+) -> Float[Array, "planes N F"]:
     """step(first row, sizes of the groups within the slice) for slices of `at_once` rows, one below the other.
 
-    Slices past the last group are left at zero and cost nothing. like: has the result's dtype. operands: what `step`
-    reads. N is `rows` rounded up to whole slices.
+    Slices past the last group are left at zero and cost nothing. shape: planes and F. like: has the result's dtype.
+    operands: what `step` reads. N is `rows` rounded up to whole slices.
     """
     if at_once >= rows:
         return step(jnp.int32(0), group_sizes)
@@ -54,9 +54,10 @@ def by_rows(
     def body(i, done):
         first = i * at_once
         low, high = (jnp.clip(edge - first, 0, at_once) for edge in (ends - group_sizes, ends))
-        return lax.dynamic_update_slice(done, step(first, high - low), (first, 0))
+        return lax.dynamic_update_slice(done, step(first, high - low), (0, first, 0))
 
-    start = jnp.zeros((-(-rows // at_once) * at_once, width), like.dtype)
+    planes, width = shape
+    start = jnp.zeros((planes, -(-rows // at_once) * at_once, width), like.dtype)
     used = (ends[-1] + at_once - 1) // at_once
     return lax.fori_loop(0, used, body, vary_like(start, group_sizes, *operands))
 
