@@ -66,6 +66,7 @@ def grouped_ffn(
     backend: str = "auto",
     interpret: bool = False,
     int8_activations: bool = False,
+    out_dtype: str | None = None,
 ) -> Float[Array, "T M"]:
     """Sum over each token's experts of weight * down(activation(gate(x), up(x))).
 
@@ -87,9 +88,10 @@ def grouped_ffn(
       backend: `auto`, `reference`, `tpu`, `gpu` or `cpu` (native kernels).
       interpret: run a Pallas kernel on CPU, for tests.
       int8_activations: as in `quantised_matmul`.
+      out_dtype: of the result; that of x if not given. Sums of parts of the experts are to be added in float32.
 
     Returns:
-      `[T, M]` in the dtype of x; hidden activations are rounded to that dtype, sums are float32.
+      `[T, M]`; hidden activations are rounded to the dtype of x, sums are float32.
 
     Raises:
       ValueError: shapes, dtypes or names do not fit.
@@ -110,6 +112,7 @@ def grouped_ffn(
         scores_on_input=scores_on_input,
         layer=as_index(layer),
         expert_offset=expert_offset,
+        out_dtype=out_dtype or x.dtype.name,
     )
 
 

@@ -48,6 +48,7 @@ def grouped_ffn(
     scores_on_input: bool,
     layer: Int[Array, ""] | None,
     expert_offset: Int[Array, ""] | int,
+    out_dtype: str,
     most_tile: int,
     split: bool,
 ) -> Float[Array, "T M"]:
@@ -73,7 +74,7 @@ def grouped_ffn(
     down_planes = _planes(down, split)
     read = (planes, gate_up, gate_up_bias, token, by_row, layer)
     shape = (down_planes, down.shape[-1] // down_planes)
-    hidden = slices.by_rows(enter, routing.group_sizes, rows, at_once, shape, x, read)
+    hidden = slices.by_rows(enter, routing.group_sizes, rows, at_once, shape, x.dtype, read)
     place = inverse(routing.order)
     here = is_local(expert_ids.astype(jnp.int32) - jnp.asarray(expert_offset, jnp.int32), experts)
     factor = (jnp.ones_like(scores) if scores_on_input else scores).reshape(tokens, choices, 1)
@@ -82,14 +83,14 @@ def grouped_ffn(
         """These columns of every token: (first, how many), or None for all."""
         y = project(hidden, down, down_bias, routing.group_sizes, tile, layer, None, columns)
         parts = y[place].reshape(tokens, choices, -1).astype(jnp.float32)
-        return jnp.where(here[..., None], parts * factor, 0).sum(axis=1).astype(x.dtype)
+        return jnp.where(here[..., None], parts * factor, 0).sum(axis=1).astype(out_dtype)
 
     width = down.shape[-2]
     few = slices.columns_at_once(rows, width, x.dtype.itemsize) if split else width
     if few == width:
         return leave(None)
     read = (hidden, down, down_bias, routing.group_sizes, place, here, factor, layer)
-    return slices.by_columns(lambda first: leave((first, few)), tokens, width, few, x, read)
+    return slices.by_columns(lambda first: leave((first, few)), tokens, width, few, jnp.dtype(out_dtype), read)
 
 
 def _planes(weight: Array | QuantisedTensor, split: bool) -> int:

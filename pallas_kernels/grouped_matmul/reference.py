@@ -56,6 +56,7 @@ def grouped_ffn(
     scores_on_input: bool,
     layer: Int[Array, ""] | None,
     expert_offset: Int[Array, ""] | int,
+    out_dtype: str,
 ) -> Float[Array, "T M"]:
     """See `api.grouped_ffn`. Nothing of N = T*k rows by a model or ffn width is ever held."""
     tokens, model = x.shape
@@ -84,7 +85,7 @@ def grouped_ffn(
         return y.at[target].add(out, mode="drop")
 
     y = vary_like(jnp.zeros((tokens, model), jnp.float32), x, gate_up, down, routing, weights, layer)
-    return jax.lax.fori_loop(0, blocks.count, step, y).astype(x.dtype)
+    return jax.lax.fori_loop(0, blocks.count, step, y).astype(out_dtype)
 
 
 def _index(layer: Int[Array, ""] | None, expert: Int[Array, ""]) -> tuple[Int[Array, ""], ...]:

@@ -39,12 +39,12 @@ def by_rows(
     rows: int,
     at_once: int,
     shape: tuple[int, int],
-    like: Array,
+    dtype: jnp.dtype,
     operands: tuple,
 ) -> Float[Array, "planes N F"]:
     """step(first row, sizes of the groups within the slice) for slices of `at_once` rows, one below the other.
 
-    Slices past the last group are left at zero and cost nothing. shape: planes and F. like: has the result's dtype.
+    Slices past the last group are left at zero and cost nothing. shape: planes and F. dtype: the result's.
     operands: what `step` reads. N is `rows` rounded up to whole slices.
     """
     if at_once >= rows:
@@ -57,7 +57,7 @@ def by_rows(
         return lax.dynamic_update_slice(done, step(first, high - low), (0, first, 0))
 
     planes, width = shape
-    start = jnp.zeros((planes, -(-rows // at_once) * at_once, width), like.dtype)
+    start = jnp.zeros((planes, -(-rows // at_once) * at_once, width), dtype)
     used = (ends[-1] + at_once - 1) // at_once
     return lax.fori_loop(0, used, body, vary_like(start, group_sizes, *operands))
 
@@ -67,7 +67,7 @@ def by_columns(
     tokens: int,
     columns: int,
     at_once: int,
-    like: Array,
+    dtype: jnp.dtype,
     operands: tuple,
 ) -> Float[Array, "T M"]:
     """step(first column) for slices of `at_once` columns, one beside the other."""
@@ -76,5 +76,5 @@ def by_columns(
         first = i * at_once
         return lax.dynamic_update_slice(done, step(first), (0, first))
 
-    start = vary_like(jnp.zeros((tokens, columns), like.dtype), *operands)
+    start = vary_like(jnp.zeros((tokens, columns), dtype), *operands)
     return lax.fori_loop(0, columns // at_once, body, start)

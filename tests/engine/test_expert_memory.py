@@ -1,6 +1,7 @@
 """Experts in host memory: the tokens of an engine that holds them all, whatever the cache."""
 
 import time
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from tests.engine.helpers import check_idle, greedy, tokens_of
 from tests.engine.test_equalities import MIXED, prompts_of
 from trillion_infer import LLM, ConfigError
-from trillion_infer.layers.expert_cache import ExpertCache, bring_in
+from trillion_infer.layers.expert_cache import ExpertCache, bring_in, make_room, multiply_while_copying
 
 pytestmark = pytest.mark.matrix
 
@@ -23,28 +24,46 @@ SMALL = {"page_size": 8, "prefill_chunk": 16, "precompile": False}
 NAMES = np.arange(LAYERS * EXPERTS, dtype=np.float32).reshape(LAYERS, EXPERTS)
 
 
-@jax.jit
-def bring(cache: ExpertCache, layer, needed) -> ExpertCache:
-    """Weights here are the names of their experts, so that a slot shows whose it holds."""
-    return bring_in(cache, lambda e: (jnp.asarray(NAMES)[layer, e][None, None],) * 2, layer, needed)
+@partial(jax.jit, static_argnames="at_once")
+def bring(cache: ExpertCache, layer, needed, at_once: int) -> tuple[ExpertCache, jax.Array]:
+    """Weights here are the names of their experts, so that a slot shows whose it holds. With 0 at once all are copied
+    first; the array counts by name how often an expert was multiplied from its slot."""
+
+    def read(expert):
+        return (jnp.asarray(NAMES)[layer, expert][None, None],) * 2
+
+    def product(cache, ready):
+        slot = jnp.where(ready & needed, cache.slot_of[layer] - 1, len(cache.owner))
+        names = jnp.append(cache.gate_up[:, 0], -1.0)[slot]
+        return (names[:, None] == jnp.arange(NAMES.size)).astype(jnp.float32)
+
+    cache, missing = make_room(cache, layer, needed)
+    if at_once:
+        total, cache = multiply_while_copying(cache, read, missing, product, at_once)
+        return cache, total.sum(0)
+    cache = bring_in(cache, read, missing)
+    return cache, product(cache, jnp.ones(EXPERTS, bool)).sum(0)
 
 
 @settings(max_examples=20)
 @given(
     slots=st.sampled_from([EXPERTS, EXPERTS + 3, LAYERS * EXPERTS + 2]),
+    at_once=st.sampled_from([0, 1, 3, 8]),
     steps=st.lists(
         st.tuples(st.integers(0, LAYERS - 1), st.sets(st.integers(0, EXPERTS - 1), max_size=EXPERTS)), max_size=12
     ),
 )
-def test_what_is_needed_is_in_the_slot_that_the_table_names(slots, steps):
+def test_what_is_needed_is_in_the_slot_that_the_table_names(slots, at_once, steps):
     zeros, table = np.zeros((slots, 1), np.float32), np.zeros((LAYERS, EXPERTS), np.int32)
     cache = ExpertCache(zeros, zeros, table, np.zeros(slots, np.int32), table, np.zeros((1, 3), np.int32))
     found = copied = 0
     for layer, wanted in steps:
         held = set(np.flatnonzero(cache.slot_of[layer]).tolist())
         needed = np.isin(np.arange(EXPERTS), list(wanted))
-        cache = jax.tree.map(np.asarray, bring(cache, np.int32(layer), needed))
+        cache, multiplied = jax.tree.map(np.asarray, bring(cache, np.int32(layer), needed, at_once))
         found, copied = found + len(wanted & held), copied + len(wanted - held)
+        assert np.flatnonzero(multiplied).tolist() == sorted(NAMES[layer, list(wanted)])
+        assert multiplied.max(initial=0) <= 1
         for expert in wanted:
             slot = cache.slot_of[layer, expert] - 1
             assert slot >= 0
@@ -68,6 +87,8 @@ def test_what_is_needed_is_in_the_slot_that_the_table_names(slots, steps):
         ("deepseek_v3", {"mesh": "expert=2,tensor=2"}),
         ("deepseek_v3", {"expert_memory": "disk"}),
         ("qwen3_moe", {"expert_memory": "disk", "mesh": "tensor=2"}),
+        ("gpt_oss", {"attention": "tpu", "interpret": True}),
+        ("qwen3_moe", {"attention": "gpu", "interpret": True, "mesh": "tensor=2"}),
     ],
 )
 def test_tokens_are_those_of_resident_experts(make_llm, name, options):

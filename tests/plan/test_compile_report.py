@@ -200,9 +200,9 @@ def test_weights_that_are_quantised_are_not_rounded():
 
 @pytest.mark.aot
 @pytest.mark.slow
-@pytest.mark.parametrize("topology", ["v5e:1x1", "h100:1"])
-def test_experts_on_the_host_compile(topology):
-    """The copies of experts into the cache, and products of its slots by the platform's own kernels."""
+@pytest.mark.parametrize(("topology", "copy"), [("v5e:1x1", "dynamic-slice"), ("h100:1", "call")])
+def test_experts_come_from_the_host_beside_products(topology, copy):
+    """In the scheduled program a wave's copies begin before the kernels of the wave before, and end behind them."""
     mixture = {
         "architectures": ["Qwen3MoeForCausalLM"],
         "num_key_value_heads": 4,
@@ -215,6 +215,17 @@ def test_experts_on_the_host_compile(topology):
     tiny = dataclasses.replace(TINY, options=options, hf_config={**(TINY.hf_config or {}), **mixture})
     report = compile_deployment(tiny, topology, only_largest=True)
     assert not report.notes
+    kernel = r"(?P<kernel>custom-call)\(.*(?:tpu_custom_call|xla\.gpu\.triton)"
+    step = re.compile(rf" = .*?(?: {copy}-(?P<edge>start|done)\(| {kernel})")
+    waves = []
+    for computation in (report.programs[0].run.as_text() or "").split("\n\n"):
+        order = [found["edge"] or found["kernel"] for found in map(step.search, computation.splitlines()) if found]
+        if "start" in order:
+            waves.append(order)
+    assert waves, "nothing is copied asynchronously"
+    for order in waves:
+        first, last = order.index("start"), len(order) - 1 - order[::-1].index("done")
+        assert order[first:last].count("custom-call") == 2, order
 
 
 @pytest.mark.aot

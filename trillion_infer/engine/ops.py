@@ -22,13 +22,15 @@ def choose_ops(
     platform = platform_of(mesh)
     backend = attention_backend(platform, attention, interpret)
     if platform != "cpu":
-        return Ops(activation=dtype, attention=backend, interpret=interpret)
+        copies = "stream" if platform == "gpu" else "beside"
+        return Ops(activation=dtype, attention=backend, interpret=interpret, expert_copies=copies)
     natively = multiplies_blocks(mesh, attention)
     return Ops(
         activation="float32",
         attention=backend,
         matmul="cpu" if natively else "xla",
         interpret=interpret,
+        expert_copies="beside" if backend in ("tpu", "gpu") else "first",
         int8_activations=int8_activations and natively and dtype == "bfloat16",
     )
 

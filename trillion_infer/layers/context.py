@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 import jax.numpy as jnp
 from jax import lax
@@ -18,7 +19,8 @@ class Ops:
     activation: dtype of activations and of the residual stream. attention, matmul: backend names of the ops.
     interpret: run Pallas kernels in interpret mode (tests). int8_activations: round activations to int8, each 32 of a
     row with a scale of their own, where native CPU kernels multiply them with packed weights. mapped_experts: experts
-    lie in a mapped file, whose pages are asked for before they are read.
+    lie in a mapped file, whose pages are asked for before they are read. expert_copies: of experts from host
+    memory, "first" before a layer's product, "beside" products of others, or "stream", which is beside them on a GPU.
     """
 
     activation: str = "float32"
@@ -27,6 +29,7 @@ class Ops:
     interpret: bool = False
     int8_activations: bool = False
     mapped_experts: bool = False
+    expert_copies: Literal["first", "beside", "stream"] = "first"
 
     @property
     def dtype(self) -> jnp.dtype:

@@ -1,19 +1,28 @@
 """Experts that lie in host memory, and the hot ones of them on the device.
 
-A cache of C slots serves every mixture layer. Before a layer's product the experts that its tokens need and that are
-not in a slot are copied from the host, and the product then reads the slots. Out go those needed least often so far:
-layers take turns, so that what was used longest ago is what is needed next.
+A cache of C slots serves every mixture layer. The experts that a layer's tokens need and that are not in a slot are
+copied from the host, and the product reads the slots. Out go those needed least often so far: layers take turns, so
+that what was used longest ago is what is needed next.
+
+On an accelerator a copy over its bus takes many times longer than the product of what it brings. So products run beside
+copies: first of the experts that were there, then of each wave that has come while the next one is on its way.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Int
+from jax.experimental import compute_on
+from jaxtyping import Array, Bool, Float, Int
+
+from pallas_kernels.common.varying import vary_like
+
+_beside: Callable[..., Any] = getattr(compute_on, "compute_on2", compute_on.compute_on)
+"""Its name before jax 0.11 and since."""
 
 HITS, MISSES, CLOCK = 0, 1, 2
 MEMORY = 1 << 12
@@ -57,16 +66,26 @@ def slots_of_layer(cache: ExpertCache, number: Int[Array, ""]) -> Int[Array, " E
     return lax.dynamic_index_in_dim(cache.slot_of, number, keepdims=False) - 1
 
 
-def bring_in(
-    cache: ExpertCache,
-    read: Callable[[Int[Array, ""]], tuple[Any, Any]],
-    number: Int[Array, ""],
-    needed: Bool[Array, " E"],
-) -> ExpertCache:
-    """The cache with all needed experts of mixture layer `number` in slots; there are at most C of them.
+class Missing(NamedTuple):
+    """Experts of one layer that have to be copied, `count` of them.
 
-    read: gives gate_up and down of one expert of this layer, out of host memory.
+    order: their numbers, before those of the others. place: of each expert in `order`, -1 for those that are not
+    missing. slot: where each missing one goes.
     """
+
+    order: Int[Array, " E"]
+    place: Int[Array, " E"]
+    slot: Int[Array, " E"]
+    count: Int[Array, ""]
+
+
+Read = Callable[[Int[Array, ""]], tuple[Any, Any]]
+"""gate_up and down of one expert of a layer, out of host memory."""
+
+
+def make_room(cache: ExpertCache, number: Int[Array, ""], needed: Bool[Array, " E"]) -> tuple[ExpertCache, Missing]:
+    """The cache whose tables have slots for all needed experts of mixture layer `number`, at most C of them, and which
+    of these have yet to be copied to theirs."""
     experts, slots = cache.slot_of.shape[1], cache.owner.shape[0]
     row = slots_of_layer(cache, number)
     hit, miss = needed & (row >= 0), needed & (row < 0)
@@ -83,34 +102,86 @@ def bring_in(
     flat = flat.at[jnp.where(evicted >= 0, evicted, flat.shape[0])].set(0, mode="drop")
     names = number * experts + jnp.arange(experts, dtype=jnp.int32)
     flat = flat.at[jnp.where(miss, names, flat.shape[0])].set(target.astype(jnp.int32) + 1, mode="drop")
-    order = jnp.argsort(~miss, stable=True)
+    count = miss.sum()
+    room = replace(
+        cache,
+        slot_of=flat.reshape(cache.slot_of.shape),
+        owner=cache.owner.at[target].set(names + 1, mode="drop"),
+        heat=heat,
+        counts=cache.counts + jnp.stack([hit.sum(), count, jnp.int32(1)]).astype(jnp.int32)[None],
+    )
+    return room, Missing(jnp.argsort(~miss, stable=True), jnp.where(miss, rank, -1), target, count)
+
+
+def bring_in(cache: ExpertCache, read: Read, missing: Missing) -> ExpertCache:
+    """The cache with the missing experts in their slots."""
 
     def copy(i: Int[Array, ""], held: tuple[Any, Any]) -> tuple[Any, Any]:
-        expert = order[i]
-        return jax.tree.map(partial(_put, at=target[expert]), held, read(expert))
+        expert = missing.order[i]
+        return _put(held, read(expert), missing.slot[expert])
 
-    count = miss.sum()
-    gate_up, down = lax.fori_loop(0, count, copy, (cache.gate_up, cache.down))
-    return ExpertCache(
-        gate_up,
-        down,
-        flat.reshape(cache.slot_of.shape),
-        cache.owner.at[target].set(names + 1, mode="drop"),
-        heat,
-        cache.counts + jnp.stack([hit.sum(), count, jnp.int32(1)]).astype(jnp.int32)[None],
-    )
+    gate_up, down = lax.fori_loop(0, missing.count, copy, (cache.gate_up, cache.down))
+    return replace(cache, gate_up=gate_up, down=down)
 
 
-def from_host(stack: Any, layer: Int[Array, ""], expert: Int[Array, ""]) -> Any:
-    """One expert `[1, …]` of a stack `[L, E, …]` in host memory, in device memory."""
+def multiply_while_copying(
+    cache: ExpertCache,
+    read: Read,
+    missing: Missing,
+    product: Callable[[ExpertCache, Bool[Array, " E"]], Float[Array, "T M"]],
+    at_once: int,
+) -> tuple[Float[Array, "T M"], ExpertCache]:
+    """The sum of products over all experts, and the cache with the missing ones in their slots, `at_once` copied
+    beside each product.
 
-    def take(leaf: Array) -> Array:
-        starts = (layer, expert, *[jnp.int32(0)] * (leaf.ndim - 2))
-        part = lax.dynamic_slice(leaf, starts, (1, 1, *leaf.shape[2:]))
-        return jax.device_put(part, jax.memory.Space.Device)[0]
+    product: what the experts of the mask, which are in their slots, add to each token, in float32.
+    """
 
-    return jax.tree.map(take, stack)
+    def of_wave(held: tuple[Any, Any], wave: Int[Array, ""]) -> Float[Array, "T M"]:
+        gate_up, down = held
+        return product(replace(cache, gate_up=gate_up, down=down), missing.place // at_once == wave - 1)
+
+    def copy_next(wave: Int[Array, ""], carry: tuple[tuple[Any, Any], Array]) -> tuple[tuple[Any, Any], Array]:
+        held, total = carry
+        last = missing.count - 1  # again, where a wave is not full
+        experts = [missing.order[jnp.minimum(wave * at_once + i, last)] for i in range(at_once)]
+        came = [read(expert) for expert in experts]
+        total = total + of_wave(held, wave)
+        for expert, new in zip(experts, came, strict=True):
+            held = _put(held, new, missing.slot[expert])
+        return held, total
+
+    held = (cache.gate_up, cache.down)
+    waves = (missing.count + at_once - 1) // at_once
+    shape = jax.eval_shape(of_wave, held, waves)
+    nothing = vary_like(jnp.zeros(shape.shape, shape.dtype), *jax.tree.leaves(held), missing)
+    held, total = lax.fori_loop(0, waves, copy_next, (held, nothing))
+    gate_up, down = held
+    return total + of_wave(held, waves), replace(cache, gate_up=gate_up, down=down)
 
 
-def _put(held: Array, new: Array, at: Int[Array, ""]) -> Array:
-    return lax.dynamic_update_slice(held, new, (at, *[jnp.int32(0)] * (held.ndim - 1)))
+def from_host(stacks: tuple[Any, Any], layer: Int[Array, ""], expert: Int[Array, ""], stream: bool) -> tuple[Any, Any]:
+    """One expert `[1, …]` of stacks `[L, E, …]` in host memory, in device memory.
+
+    stream: on a GPU's stream of its own. A TPU's copies are asynchronous by themselves; a GPU's would become part of
+    the kernel that writes them to their slot.
+    """
+
+    def take(stacks: tuple[Any, Any], layer: Int[Array, ""], expert: Int[Array, ""]) -> tuple[Any, Any]:
+        def cut(leaf: Array) -> Array:
+            starts = (layer, expert, *[jnp.int32(0)] * (leaf.ndim - 2))
+            part = lax.dynamic_slice(leaf, starts, (1, 1, *leaf.shape[2:]))
+            return (part if stream else jax.device_put(part, jax.memory.Space.Device))[0]
+
+        return jax.tree.map(cut, stacks)
+
+    if stream:
+        take = _beside(take, compute_type="gpu_stream:1", out_memory_spaces=jax.memory.Space.Device)
+    return take(stacks, layer, expert)
+
+
+def _put(held: tuple[Any, Any], new: tuple[Any, Any], slot: Int[Array, ""]) -> tuple[Any, Any]:
+    def put(leaf: Array, part: Array) -> Array:
+        return lax.dynamic_update_slice(leaf, part, (slot, *[jnp.int32(0)] * (leaf.ndim - 1)))
+
+    return jax.tree.map(put, held, new)

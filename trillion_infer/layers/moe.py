@@ -18,10 +18,22 @@ from sharding.rules import SERVE_RULES, shards
 from trillion_infer.config.model import DenseSpec, ModelConfig, MoESpec
 from trillion_infer.layers import exchange
 from trillion_infer.layers.context import Context
-from trillion_infer.layers.expert_cache import ExpertCache, bring_in, from_host, needed_experts, slots_of_layer
+from trillion_infer.layers.expert_cache import (
+    ExpertCache,
+    bring_in,
+    from_host,
+    make_room,
+    multiply_while_copying,
+    needed_experts,
+    slots_of_layer,
+)
 from trillion_infer.layers.ffn import GatedFFN
 from trillion_infer.layers.parameters import LayerSlice, Part, following, stacked, value
 from trillion_infer.layers.router import Router
+
+FEW_ROWS, COPIES_OF_MANY = 2048, 8
+"""Up to so many (token, choice) pairs a product beside each expert's copy costs little; with more of them one beside
+each eight, of which the last may be copied again."""
 
 
 @dataclass(frozen=True)
@@ -108,31 +120,46 @@ class MoE(nnx.Module):
         here = real[:, None] & (local >= 0) & (local < experts)
 
         def read(expert):
-            return from_host(gate_up, layer, expert), from_host(down, layer, expert)
+            return from_host((gate_up, down), layer, expert, ctx.ops.expert_copies == "stream")
 
         needed = needed_experts(jnp.where(here, local, -1), experts)
         if ctx.ops.mapped_experts:
             needed = self._ask_for(x, needed, real, cache, number, period, ctx)
-        cache = bring_in(cache, read, number, needed)
-        slots = slots_of_layer(cache, number)[jnp.clip(local, 0, experts - 1)]
+        cache, missing = make_room(cache, number, needed)
+        expert = jnp.clip(local, 0, experts - 1)
+        slots = jnp.where(here, slots_of_layer(cache, number)[expert], -1)
         held = jnp.clip(cache.owner - 1 - number * experts, 0, experts - 1)
         bias, down_bias = (None if p is None else value(p)[held] for p in (self.gate_up_bias, self.down_bias))
         if down_bias is not None:
             down_bias = jnp.where(ctx.shard_index("expert_ffn") == 0, down_bias, 0)
-        routed = grouped_ffn(
-            x,
-            cache.gate_up,
-            cache.down,
-            jnp.where(here, slots, -1),
-            weights,
-            activation=self.spec.activation,
-            gate_up_bias=bias,
-            down_bias=down_bias,
-            scores_on_input=self.spec.router.on_input,
-            backend=ctx.ops.attention,
-            interpret=ctx.ops.interpret,
-            int8_activations=ctx.ops.int8_activations,
-        )
+
+        def product(cache: ExpertCache, slots: Int[Array, "T k"], out_dtype: str | None = None):
+            return grouped_ffn(
+                x,
+                cache.gate_up,
+                cache.down,
+                slots,
+                weights,
+                activation=self.spec.activation,
+                gate_up_bias=bias,
+                down_bias=down_bias,
+                scores_on_input=self.spec.router.on_input,
+                backend=ctx.ops.attention,
+                interpret=ctx.ops.interpret,
+                int8_activations=ctx.ops.int8_activations,
+                out_dtype=out_dtype,
+            )
+
+        def of(cache: ExpertCache, ready: Bool[Array, " E"]) -> Float[Array, "T M"]:
+            return product(cache, jnp.where(ready[expert], slots, -1), "float32")
+
+        if ctx.ops.expert_copies != "first":
+            at_once = COPIES_OF_MANY if ids.size > FEW_ROWS else 1
+            routed, cache = multiply_while_copying(cache, read, missing, of, at_once)
+            routed = routed.astype(x.dtype)
+        else:
+            cache = bring_in(cache, read, missing)
+            routed = product(cache, slots)
         axes = ctx.axes("experts") + ctx.axes("expert_ffn")
         routed = lax.psum(routed, axes) if axes else routed
         return (routed if self.shared is None else routed + self.shared(x, ctx)), cache
