@@ -87,7 +87,7 @@ def test_what_is_needed_is_in_the_slot_that_the_table_names(slots, at_once, step
         ("deepseek_v3", {"mesh": "expert=2,tensor=2"}),
         ("deepseek_v3", {"expert_memory": "disk"}),
         ("qwen3_moe", {"expert_memory": "disk", "mesh": "tensor=2"}),
-        ("gpt_oss", {"attention": "tpu", "interpret": True}),
+        ("gpt_oss", {"attention": "gpu", "interpret": True}),
         ("qwen3_moe", {"attention": "gpu", "interpret": True, "mesh": "tensor=2"}),
     ],
 )

@@ -167,17 +167,14 @@ def from_host(stacks: tuple[Any, Any], layer: Int[Array, ""], expert: Int[Array,
     the kernel that writes them to their slot.
     """
 
-    def take(stacks: tuple[Any, Any], layer: Int[Array, ""], expert: Int[Array, ""]) -> tuple[Any, Any]:
-        def cut(leaf: Array) -> Array:
-            starts = (layer, expert, *[jnp.int32(0)] * (leaf.ndim - 2))
-            part = lax.dynamic_slice(leaf, starts, (1, 1, *leaf.shape[2:]))
-            return (part if stream else jax.device_put(part, jax.memory.Space.Device))[0]
+    def cut(leaf: Array, layer: Int[Array, ""], expert: Int[Array, ""]) -> Array:
+        starts = (layer, expert, *[jnp.int32(0)] * (leaf.ndim - 2))
+        part = lax.dynamic_slice(leaf, starts, (1, 1, *leaf.shape[2:]))
+        return (part if stream else jax.device_put(part, jax.memory.Space.Device))[0]
 
-        return jax.tree.map(cut, stacks)
-
-    if stream:
-        take = _beside(take, compute_type="gpu_stream:1", out_memory_spaces=jax.memory.Space.Device)
-    return take(stacks, layer, expert)
+    if stream:  # a call for each: XLA waits for one of several results before it takes them apart
+        cut = _beside(cut, compute_type="gpu_stream:1", out_memory_spaces=jax.memory.Space.Device)
+    return jax.tree.map(lambda leaf: cut(leaf, layer, expert), stacks)
 
 
 def _put(held: tuple[Any, Any], new: tuple[Any, Any], slot: Int[Array, ""]) -> tuple[Any, Any]:
