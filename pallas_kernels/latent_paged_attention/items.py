@@ -26,14 +26,18 @@ def decode_items(kv_lens: Int[Array, "S"], num_seqs: Int[Array, "2"], tokens: in
 def prefill_items(
     kv_lens: Int[Array, "S"], cu_q_lens: Int[Array, "S+1"], num_seqs: Int[Array, "2"], tokens: int, size: int
 ) -> tuple[Items, Int[Array, "T"]]:
-    """The blocks of all other sequences, and for each token its row among the rows of all blocks."""
+    """The blocks of all other sequences, and for each token its row among the rows of all blocks.
+
+    Of `tokens` in k sequences, the first of each begins a block, and of the others at most each size-th.
+    """
     sequences = kv_lens.shape[0]
+    most = min(sequences, tokens)
     number = jnp.arange(sequences, dtype=jnp.int32)
     todo = (number >= num_seqs[0]) & (number < num_seqs[1])
     lens = jnp.where(todo, jnp.diff(cu_q_lens), 0)
     blocks = (lens + size - 1) // size
     ends = jnp.cumsum(blocks)
-    index = jnp.arange(-(-tokens // size) + sequences, dtype=jnp.int32)
+    index = jnp.arange(most + (tokens - most) // size, dtype=jnp.int32)
     s = jnp.minimum(jnp.searchsorted(ends, index, side="right"), sequences - 1).astype(jnp.int32)
     offset = jnp.where(index < ends[-1], (index - (ends - blocks)[s]) * size, 0)
     first = jnp.maximum(kv_lens[s] - lens[s] + offset, 0)
