@@ -41,6 +41,16 @@ CASES = {
 
 
 @pytest.mark.aot
+def test_no_stack_of_weights_is_tiled_anew():
+    """TPU7x reads 16-bit matrices in tiles of 16 rows where parameters have 8: a step must not copy all of them."""
+    deployment = llama_3_8b("tpu7x:2x2x1", "tensor=2")
+    deployment = dataclasses.replace(deployment, hf_config={**LLAMA_3_8B, "vocab_size": 256, "num_hidden_layers": 8})
+    blueprint, _, _ = plan_deployment(deployment)
+    program = blueprint.programs((64,)).forward(blueprint.programs((64,)).buckets.decode[-1])
+    assert program.temp_bytes < 4096 * 14336 * 2 // 2, "one matrix of one layer on one of two devices"
+
+
+@pytest.mark.aot
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_the_largest_steps_of_prefill_and_decode_hold_no_second_pool(name):
@@ -56,13 +66,3 @@ def test_the_largest_steps_of_prefill_and_decode_hold_no_second_pool(name):
     for program in steps:
         assert program.temp_bytes < 0.02 * held, (program.name, program.temp_bytes, held)
         assert pool_copies(program.run.as_text() or "", [shape for _, shape in pools]) == []
-
-
-@pytest.mark.aot
-def test_no_stack_of_weights_is_tiled_anew():
-    """TPU7x reads 16-bit matrices in tiles of 16 rows where parameters have 8: a step must not copy all of them."""
-    deployment = llama_3_8b("tpu7x:2x2x1", "tensor=2")
-    deployment = dataclasses.replace(deployment, hf_config={**LLAMA_3_8B, "vocab_size": 256, "num_hidden_layers": 8})
-    blueprint, _, _ = plan_deployment(deployment)
-    program = blueprint.programs((64,)).forward(blueprint.programs((64,)).buckets.decode[-1])
-    assert program.temp_bytes < 4096 * 14336 * 2 // 2, "one matrix of one layer on one of two devices"
