@@ -133,4 +133,4 @@ def _implementation(backend: str, interpret, int8_activations: bool) -> tuple[Ca
         project = functools.partial(cpu.project, int8_activations=int8_activations)
         return experts.with_kernel(project, cpu.MOST_TILE, interpret, split=False)
     platform = {"tpu": tpu, "gpu": gpu}[backend]
-    return experts.with_kernel(platform.project, platform.MOST_TILE, interpret, split=True)
+    return experts.with_kernel(platform.project, platform.MOST_TILE, interpret, True, platform.FEWER_COLUMNS)

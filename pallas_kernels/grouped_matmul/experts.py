@@ -51,6 +51,7 @@ def grouped_ffn(
     out_dtype: str,
     most_tile: int,
     split: bool,
+    fewer_columns: int = 1,
 ) -> Float[Array, "T M"]:
     """See `api.grouped_ffn`. Gate, up and activation are one call of the kernel, down another, each in slices."""
     (tokens, choices), experts = expert_ids.shape, down.shape[-3]
@@ -86,7 +87,7 @@ def grouped_ffn(
         return jnp.where(here[..., None], parts * factor, 0).sum(axis=1).astype(out_dtype)
 
     width = down.shape[-2]
-    few = slices.columns_at_once(rows, width, x.dtype.itemsize) if split else width
+    few = slices.columns_at_once(rows, width, x.dtype.itemsize, fewer_columns) if split else width
     if few == width:
         return leave(None)
     read = (hidden, down, down_bias, routing.group_sizes, place, here, factor, layer)
@@ -97,14 +98,16 @@ def _planes(weight: Array | QuantisedTensor, split: bool) -> int:
     return tiles.plane_count(weight) if split else 1
 
 
-def with_kernel(project: Callable[..., Array], most_tile: int, interpret, split: bool) -> tuple[Callable, Callable]:
+def with_kernel(
+    project: Callable[..., Array], most_tile: int, interpret, split: bool, fewer_columns: int = 1
+) -> tuple[Callable, Callable]:
     """`grouped_matmul` and `grouped_ffn` on a platform's kernel.
 
     `most_tile` is the most rows of a tile; `split`, whether the kernel takes activations split into planes,
-    and slices of columns.
+    and slices of columns; `fewer_columns`, the part of a slice's bytes that columns may take, as a divisor.
     """
     kernel = functools.partial(project, interpret=interpret)
     return (
         functools.partial(grouped_matmul, kernel, most_tile=most_tile, split=split),
-        functools.partial(grouped_ffn, kernel, most_tile=most_tile, split=split),
+        functools.partial(grouped_ffn, kernel, most_tile=most_tile, split=split, fewer_columns=fewer_columns),
     )

@@ -15,6 +15,8 @@ from pallas_kernels.quantised_matmul.formats import QuantisedTensor
 from pallas_kernels.quantised_matmul.gpu import OUT_TILE, STAGES, refusal_of_weight
 
 MOST_TILE = 64
+FEWER_COLUMNS = 2
+"""Slices of fewer columns are more launches and no more reading."""
 
 
 def refusal(x: Array, *weights: Array | QuantisedTensor) -> str | None:

@@ -26,10 +26,11 @@ def rows_at_once(rows: int, row_bytes: int, tile: int) -> int:
     return max(tile, 1 << (SLICE_BYTES // row_bytes).bit_length() - 1)
 
 
-def columns_at_once(rows: int, columns: int, itemsize: int) -> int:
-    """Columns of a slice: the most that divide all of them, in steps of COLUMN_STEP, and are few enough."""
+def columns_at_once(rows: int, columns: int, itemsize: int, fewer: int) -> int:
+    """Columns of a slice: the most that divide all of them, in steps of COLUMN_STEP, and are few enough; with `fewer`,
+    that part of as many."""
     fitting = [columns // n for n in range(1, columns + 1) if columns % n == 0 and columns // n % COLUMN_STEP == 0]
-    small = [width for width in fitting if rows * width * itemsize <= SLICE_BYTES]
+    small = [width for width in fitting if rows * width * itemsize <= SLICE_BYTES // fewer]
     return max(small) if small else min(fitting, default=columns)
 
 

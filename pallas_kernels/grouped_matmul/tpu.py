@@ -22,7 +22,7 @@ from pallas_kernels.quantised_matmul import tiles
 from pallas_kernels.quantised_matmul.formats import ROW_SCALED, QuantisedTensor
 from pallas_kernels.quantised_matmul.tpu import VMEM_LIMIT, as_read, reads_swapped, refusal_of_weight, row_tile
 
-LEAST_TILE, MOST_TILE = 16, 256
+LEAST_TILE, MOST_TILE, FEWER_COLUMNS = 16, 256, 1
 
 
 def refusal(x: Array, *weights: Array | QuantisedTensor) -> str | None:
