@@ -19,7 +19,7 @@ from pathlib import Path
 
 from absl import app, flags
 
-from pallas_kernels.common.report import Cost, Row, table
+from pallas_kernels.common.report import Row, table
 from pallas_kernels.common.sources import code_digest
 from sharding.topologies import KINDS
 
@@ -32,24 +32,29 @@ OPS = flags.DEFINE_list("ops", ["ragged_paged_attention"], "Folders of pallas_ke
 SPECS = flags.DEFINE_list("specs", None, "Names of shapes; all if not given.")
 OUTPUT = flags.DEFINE_string("output", "docs/kernels", "Path of the files, without .json and .md.")
 MISSING = flags.DEFINE_bool("missing", False, "Leave out rows that are there and were made of the same code.")
-MERGE = flags.DEFINE_list("merge", [], "Other files of rows to take in, each replacing rows of the same kernel.")
+MERGE = flags.DEFINE_list(
+    "merge", [], "Other files of rows to take in, each replacing rows of the same kernels, unless of unknown code."
+)
 
 INTRODUCTION = """# Kernels
 
-Written by `scripts/kernel_report.py` with the real compilers, without the devices. Compile time is CPU
-seconds of tracing, lowering and compiling a scan over the layers of one model (of products: one call), on whatever
-machine ran the script; scratch is the vector memory (TPU) or shared memory (GPU) that the kernel plans with;
-temp / pool is the compiler's temporaries over the pool, which is updated in place and takes a quarter of the device
-(latents: 8 GiB). Bytes and GFLOP are of one call by the kernel's own loops
-(decode: 64 sequences; prefill: a chunk of 512 tokens; each after up to 8192 cached tokens), beside the fewest
-that the result needs.
+Written by `scripts/kernel_report.py` with the real compilers, without the devices. Compile time is CPU seconds of
+tracing, lowering and compiling a scan over the layers of one model (of products: one call), on whatever machine ran
+the script; rows without it are of earlier code. Scratch is the vector memory (TPU) or shared memory (GPU) that the
+kernel plans with; temp / pool is the compiler's temporaries over the pool, which is updated in place and takes a
+quarter of the device (latents: 8 GiB). Bytes and GFLOP are of one call by the kernel's own loops (decode: 64
+sequences; prefill: a chunk of 512 tokens; each after up to 8192 cached tokens), beside the fewest that the result
+needs.
 """
 
 
 def main(_: list[str]) -> None:
     data, document = Path(f"{OUTPUT.value}.json"), Path(f"{OUTPUT.value}.md")
     files = [path for path in (data, *map(Path, MERGE.value)) if path.exists() or path != data]
-    rows = {row.key: row for path in files for row in map(_row, json.loads(path.read_text()))}
+    rows: dict[tuple, Row] = {}
+    for path in files:
+        read = [Row.of(entry) for entry in json.loads(path.read_text())]
+        rows |= {row.key: row for row in read if row.code or row.key not in rows}
     _write(data, document, rows)
     failed = []
     for op, spec, target in _wanted(rows):
@@ -78,10 +83,6 @@ def _wanted(rows: dict[tuple, Row]) -> Iterator[tuple[str, str, str]]:
                 found = [rows.get((op, name, batch, kind.name)) for batch in BATCHES]
                 if not (MISSING.value and all(row and row.code == code for row in found)):
                     yield op, name, target
-
-
-def _row(entry: dict) -> Row:
-    return Row(**{**entry, "cost": Cost(**entry["cost"]), "fewest": Cost(**entry["fewest"])})
 
 
 def _write(data: Path, document: Path, rows: dict[tuple, Row]) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 HEADER = (
     "shape",
@@ -41,6 +42,11 @@ class Row:
     fewest: Cost
     code: str = ""  # digest of the kernel's sources and the shape, by `sources.code_digest`
 
+    @staticmethod
+    def of(entry: dict[str, Any]) -> "Row":
+        """What `dataclasses.asdict` made."""
+        return Row(**{**entry, "cost": Cost(**entry["cost"]), "fewest": Cost(**entry["fewest"])})
+
     @property
     def key(self) -> tuple[str, str, str, str]:
         return self.op, self.spec, self.batch, self.target
@@ -55,7 +61,7 @@ def table(rows: Iterable[Row]) -> str:
             row.spec,
             row.batch,
             row.target,
-            f"{row.compile_seconds:.1f}",
+            f"{row.compile_seconds:.1f}" if row.code else "-",
             f"{row.scratch_bytes / 2**20:.2f}",
             temp,
             f"{row.cost.bytes / 1e6:.1f}",

@@ -1,0 +1,43 @@
+"""The table of the kernel report, and how it knows what is stale."""
+
+import json
+import shutil
+from dataclasses import asdict
+
+import pytest
+
+from pallas_kernels.common import sources
+from pallas_kernels.common.report import Cost, Row, table
+from pallas_kernels.common.sources import code_digest
+
+
+def row(spec, pool_bytes, code="abc"):
+    cost, fewest = Cost(3_000_000, 2 * 10**9), Cost(2_000_000, 10**9)
+    return Row("op", spec, "decode", "v5e", 1.25, 2**20, 512, pool_bytes, cost, fewest, code)
+
+
+def test_rows_are_sorted_and_ratios_are_over_the_fewest():
+    lines = table([row("b", 0, code=""), row("a", 51200)]).splitlines()
+    assert lines[2] == "| a | decode | v5e | 1.2 | 1.00 | 1.00% | 3.0 | 1.50x | 2.00 | 2.00x |"
+    assert lines[3] == "| b | decode | v5e | - | 1.00 | - | 3.0 | 1.50x | 2.00 | 2.00x |"
+
+
+def test_rows_come_back_from_json():
+    assert Row.of(json.loads(json.dumps(asdict(row("a", 1))))) == row("a", 1)
+
+
+@pytest.mark.parametrize("op", ["ragged_paged_attention", "grouped_matmul"])
+def test_a_digest_is_of_one_platform_and_shape(op):
+    digests = [code_digest(op, backend, shape) for backend in ("tpu", "gpu") for shape in ("one", "two")]
+    assert len({*digests, code_digest(op, "tpu", "one")}) == 4
+
+
+def test_a_digest_changes_with_code_and_not_with_comments(tmp_path, monkeypatch):
+    shutil.copytree(sources.FOLDER, tmp_path / "kernels", ignore=shutil.ignore_patterns("*.json", "src", "__pycache__"))
+    monkeypatch.setattr(sources, "FOLDER", tmp_path / "kernels")
+    path = tmp_path / "kernels" / "quantised_matmul" / "tiles.py"
+    digests = []
+    for addition in ("", "# a comment", "SOMETHING = 1"):
+        path.write_text(path.read_text() + addition + "\n")
+        digests.append(code_digest("grouped_matmul", "tpu", "one"))
+    assert digests[0] == digests[1] != digests[2]
