@@ -3,10 +3,9 @@
 Run:    python scripts/compile.py --config=kimi_k2_5_tpu7x_4
         python scripts/generate.py --model=MODEL --config=kimi_k2_5_tpu7x_4 --prompt="Hello"
         (compile.py --largest: the memory alone, in a few minutes)
-Expect: a table of programs with memory and cost, and 186.2 GiB left for KV in all, 2,561,024 tokens. Eight devices
+Expect: a table of programs with memory and cost, and 196.4 GiB left for KV in all, 2,700,160 tokens. Eight devices
 less 0.5 GiB each and the weights once are 200.2 GiB; what is missing are the temporaries of a prefill step of 4,096
-tokens, 1.7 GiB a device, 1.06 of them dense weights in another tiling
-(docs/deployments.md). A latent entry of 576 values takes 640 there, whole lanes.
+tokens, 0.48 GiB a device (docs/deployments.md). A latent entry of 576 values takes 640 there, whole lanes.
 """
 
 from configs._kimi import HF_CONFIG, OPTIONS
