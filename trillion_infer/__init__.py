@@ -23,7 +23,7 @@ def __getattr__(name: str) -> Any:
     """Imports on first use, so that a script's --help does not wait for JAX."""
     if name not in _EXPORTS:
         raise AttributeError(f"module 'trillion_infer' has no attribute {name!r}")
-    from trillion_infer.core.importing import resting_collector, without_scan, without_shell
+    from trillion_infer.core.importing import quick_imports
 
-    with resting_collector(), without_scan(), without_shell():
+    with quick_imports():
         return getattr(importlib.import_module(_EXPORTS[name]), name)

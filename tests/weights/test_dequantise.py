@@ -11,8 +11,13 @@ from hypothesis import strategies as st
 
 from trillion_infer.core.errors import UnsupportedModelError
 from trillion_infer.weights.dequantise import dequantise
+from trillion_infer.weights.gguf_types import GGMLType
 
 TYPES = [Q.Q4_0, Q.Q4_1, Q.Q5_0, Q.Q5_1, Q.Q8_0, Q.Q4_K, Q.Q5_K, Q.Q6_K, Q.Q2_K, Q.Q3_K, Q.IQ4_NL, Q.MXFP4]
+
+
+def test_types_and_blocks_are_those_of_the_package():
+    assert {(t.name, t.value): t.block for t in GGMLType} == {(t.name, t.value): GGML_QUANT_SIZES[t] for t in Q}
 
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning", "ignore:overflow:RuntimeWarning")

@@ -1,11 +1,28 @@
 """Importing much at once without what only slows it."""
 
 import gc
+import importlib.abc
+import importlib.machinery
 import importlib.metadata
+import importlib.util
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
+
+ON_USE = frozenset({"filelock", "unittest.mock"})
+"""What jax imports for a compile cache of limited size, and its paths for tests: with them come asyncio and some
+fifty modules more."""
+
+
+@contextmanager
+def quick_imports() -> Iterator[None]:
+    """While entered, importing jax or flax leaves out what nothing here needs, and what is left out is imported when
+    somebody uses it. Nothing stays changed but what was imported."""
+    with ExitStack() as stack:
+        for each in (resting_collector(), without_shell(), without_scan(), on_use(ON_USE)):
+            stack.enter_context(each)
+        yield
 
 
 @contextmanager
@@ -31,7 +48,7 @@ def without_shell() -> Iterator[None]:
     try:
         yield
     finally:
-        del sys.modules["IPython"]
+        sys.modules.pop("IPython", None)
 
 
 @contextmanager
@@ -51,3 +68,28 @@ def without_scan() -> Iterator[None]:
         yield
     finally:
         importlib.metadata.distributions = every
+
+
+@contextmanager
+def on_use(names: frozenset[str]) -> Iterator[None]:
+    """While entered, importing one of these modules gives it at once, and runs its code when an attribute of it is
+    first asked for."""
+    finder = _OnUse(names)
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+
+
+class _OnUse(importlib.abc.MetaPathFinder):
+    def __init__(self, names: frozenset[str]):
+        self._names = names
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        if fullname not in self._names:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = importlib.util.LazyLoader(spec.loader)
+        return spec

@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+SCORE_ROWS = 64
+"""Prompt positions scored at a time: bounds the logits held at once."""
+
 
 @dataclass(frozen=True, order=True)
 class Bucket:

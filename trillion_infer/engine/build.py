@@ -25,6 +25,7 @@ from trillion_infer.config.model import ModelConfig, MoESpec
 from trillion_infer.config.scheduler import SchedulerConfig
 from trillion_infer.config.stages import stage_plan
 from trillion_infer.core.errors import ConfigError
+from trillion_infer.core.importing import resting_collector, without_shell
 from trillion_infer.core.timeline import Timeline
 from trillion_infer.distributed.calls import Recorder
 from trillion_infer.distributed.group import Follower, Group, Leader
@@ -41,11 +42,11 @@ from trillion_infer.engine.programs import Programs
 from trillion_infer.engine.sizing import prepare, size_pools
 from trillion_infer.engine.speculation import Speculation, draft_length
 from trillion_infer.engine.state import StateShape
-from trillion_infer.layers.decoder import Decoder
-from trillion_infer.layers.embedding import padded_vocab
 from trillion_infer.layers.expert_cache import ExpertCache
-from trillion_infer.layers.parameters import param_specs
 from trillion_infer.models import Family
+from trillion_infer.params.blocks import padded_vocab
+from trillion_infer.params.decoder import decoder_params
+from trillion_infer.params.tree import flat
 from trillion_infer.schedule.scheduler import Scheduler
 from trillion_infer.weights.quantise import abstract_quantised
 from trillion_infer.weights.rounding import RECIPES
@@ -53,6 +54,7 @@ from trillion_infer.weights.spec import HOST_MEMORY, ParamSpec
 
 if TYPE_CHECKING:
     from trillion_infer.engine.many_hosts import FollowingEngine
+    from trillion_infer.layers.decoder import Decoder
 
 Loader = Callable[[dict[str, Any], dict[str, Any], str], dict[str, jax.Array]]
 """load(specs, shardings, dtype) -> arrays by parameter path."""
@@ -87,7 +89,6 @@ class Blueprint:
     mesh: Mesh
     config: EngineConfig
     dtype: str
-    model: Decoder
     layouts: tuple[PoolLayout, ...]
     max_model_len: int
     max_batch_tokens: int
@@ -105,9 +106,16 @@ class Blueprint:
         return self.mesh.shape["data"]
 
     @cached_property
+    def model(self) -> "Decoder":
+        """The model's module. Only tracing needs it, and importing flax takes a sixth of a start."""
+        with resting_collector(), without_shell():
+            from trillion_infer.layers.decoder import Decoder
+        return Decoder(self.family.config, self.family.names, dict(self.mesh.shape))
+
+    @cached_property
     def specs(self) -> dict[str, ParamSpec]:
         """The model's parameters by path."""
-        return param_specs(self.model)
+        return flat(decoder_params(self.family.config, self.family.names, dict(self.mesh.shape)))
 
     @cached_property
     def shardings(self) -> dict[str, NamedSharding]:
@@ -163,12 +171,13 @@ class Blueprint:
         buckets = buckets if self.role is None else buckets.for_role(self.role)
         state = self.state_shape(pages).abstract(self.mesh)
         aux_layers = aux_layers_of(self.drafts)
-        return Programs(self.model, self.mesh, buckets, ops, self.abstract_params, state, aux_layers=aux_layers)
+        config, model = self.family.config, lambda: self.model
+        return Programs(config, model, self.mesh, buckets, ops, self.abstract_params, state, aux_layers=aux_layers)
 
     def draft_programs(self, programs: Programs) -> tuple[DraftPrograms, ...]:
         """The programs of the models that draft beside `programs`."""
         aux_layers, length = programs.aux_layers or (), draft_length(self.config)
-        shared = (self.mesh, programs.buckets, self.model, programs.params, programs.state, aux_layers, length)
+        shared = (self.mesh, programs.buckets, self.family.config, programs.params, programs.state, aux_layers, length)
         return tuple(DraftPrograms(plan, *shared) for plan in self.drafts)
 
     def beside(self) -> list[list[PoolLayout]]:
@@ -235,7 +244,6 @@ def plan_engine(
     page_size = _page_size(config, model_config, mesh)
     platform = pool_platform(mesh, config.attention, config.interpret)
     layouts = pool_layouts(model_config, page_size, kv_dtype, dict(mesh.shape), platform)
-    model = Decoder(model_config, family.names, dict(mesh.shape))
     if config.quantize in RECIPES:
         if packing is not None:
             raise ConfigError(
@@ -243,9 +251,11 @@ def plan_engine(
                 "already. Leave quantize out."
             )
         packing = partial(abstract_quantised, recipe=config.quantize)
-    drafts = plan_drafters(drafters, family, model, mesh, config, dtype, layouts)
     sizes = max_model_len, max_batch_tokens
-    blueprint = Blueprint(family, mesh, config, dtype, model, layouts, *sizes, packing, drafts, role)
+    blueprint = Blueprint(family, mesh, config, dtype, layouts, *sizes, packing, role=role)
+    if drafters:
+        drafts = plan_drafters(drafters, family, blueprint.model, mesh, config, dtype, layouts)
+        blueprint = replace(blueprint, drafts=drafts)
     if blueprint.expert_memory is not None:
         experts.check_mesh(mesh, blueprint.expert_memory)
         blueprint.expert_cache()

@@ -4,8 +4,9 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -19,9 +20,6 @@ from trillion_infer.config.model import ModelConfig, Segment
 from trillion_infer.core.errors import ConfigError
 from trillion_infer.engine.ops import choose_ops, pool_platform
 from trillion_infer.layers.context import Ops
-from trillion_infer.layers.decoder import Decoder
-from trillion_infer.layers.draft import MTP, DraftModel, Eagle3, SmallDecoder
-from trillion_infer.layers.parameters import param_specs
 from trillion_infer.models import Family, read_family
 from trillion_infer.models.eagle3 import IGNORED_TENSORS, read_eagle3
 from trillion_infer.speculate import DrafterSpec, parse_speculate
@@ -29,6 +27,11 @@ from trillion_infer.weights.checkpoint import Checkpoint, open_checkpoint, read_
 from trillion_infer.weights.load import load_params
 from trillion_infer.weights.orbax import OrbaxCheckpoint
 from trillion_infer.weights.plan import plan_load
+from trillion_infer.weights.spec import ParamSpec
+
+if TYPE_CHECKING:
+    from trillion_infer.layers.decoder import Decoder
+    from trillion_infer.layers.draft import DraftModel
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ class DraftPlan:
     """A model fitted to its target. layouts: its pools, which have the pages of the target's cache group `group`."""
 
     name: str
-    model: DraftModel
+    model: "DraftModel"
     layouts: tuple[PoolLayout, ...]
     group: int
     dtype: str
@@ -72,12 +75,19 @@ class DraftPlan:
     ignore: tuple[str, ...] = ()
     tied: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
+    @cached_property
+    def specs(self) -> dict[str, ParamSpec]:
+        """Its own parameters by path."""
+        from trillion_infer.layers.parameters import param_specs
+
+        return param_specs(self.model.module)
+
     def abstract_params(self, mesh: Mesh, target: Mapping[str, Any]) -> dict[str, Any]:
         """Shapes and shardings of its parameters, the borrowed ones included."""
         own = {
             name: jax.ShapeDtypeStruct(spec.shape, jnp.dtype(spec.dtype or self.dtype), sharding=shardings[name])
             for shardings in [self.shardings(mesh)]
-            for name, spec in param_specs(self.model.module).items()
+            for name, spec in self.specs.items()
         }
         return {**own, **{name: target[of] for name, of in self.model.borrowed.items()}}
 
@@ -86,8 +96,7 @@ class DraftPlan:
         return dataclasses.replace(self, model=self.model.with_ops(choose_ops(mesh, self.dtype, backend)))
 
     def shardings(self, mesh: Mesh) -> dict[str, NamedSharding]:
-        specs = param_specs(self.model.module)
-        return {name: named_sharding(mesh, spec.axes, SERVE_RULES) for name, spec in specs.items()}
+        return {name: named_sharding(mesh, spec.axes, SERVE_RULES) for name, spec in self.specs.items()}
 
     def weight_bytes_per_device(self, mesh: Mesh) -> int:
         """Bytes of its own parameters on one device."""
@@ -98,17 +107,15 @@ class DraftPlan:
     def load(self, mesh: Mesh, target: Mapping[str, Any]) -> dict[str, Any]:
         """Its parameters on the mesh, with those it borrows of the target."""
         assert self.source.checkpoint is not None
-        specs = param_specs(self.model.module)
-        own, _ = load_params(
-            specs, self.source.checkpoint, self.shardings(mesh), dtype=self.dtype, ignore=self.ignore, tied=self.tied
-        )
+        options = {"dtype": self.dtype, "ignore": self.ignore, "tied": self.tied}
+        own, _ = load_params(self.specs, self.source.checkpoint, self.shardings(mesh), **options)
         return {**own, **{name: target[of] for name, of in self.model.borrowed.items()}}
 
 
 def plan_drafters(
     sources: Sequence[DraftSource],
     family: Family,
-    target: Decoder,
+    target: "Decoder",
     mesh: Mesh,
     config: EngineConfig,
     dtype: str,
@@ -138,7 +145,7 @@ def plan_drafters(
 def _plan(
     source: DraftSource,
     family: Family,
-    target: Decoder,
+    target: "Decoder",
     mesh: Mesh,
     ops: Ops,
     dtype: str,
@@ -146,6 +153,9 @@ def _plan(
     group: int,
     platform: str,
 ) -> DraftPlan:
+    from trillion_infer.layers.decoder import Decoder
+    from trillion_infer.layers.draft import MTP, Eagle3, SmallDecoder
+
     sizes, ignore, tied = dict(mesh.shape), (), {}
     if source.spec.kind == "mtp":
         model: DraftModel = MTP(target, sizes, ops, _mtp_config(source, family))
@@ -172,7 +182,7 @@ def _plan(
             )
     plan = DraftPlan(source.spec.kind, model, pools, group, dtype, source, ignore, tied)
     if source.checkpoint is not None:
-        plan_load(param_specs(model.module), source.checkpoint, dtype=dtype, ignore=ignore, tied=tied)
+        plan_load(plan.specs, source.checkpoint, dtype=dtype, ignore=ignore, tied=tied)
     return plan
 
 

@@ -9,15 +9,13 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from trillion_infer.config.model import ModelConfig
 from trillion_infer.core.request import Request
 from trillion_infer.engine.batch import BatchLayout
 from trillion_infer.engine.buckets import Bucket, Buckets
 from trillion_infer.engine.draft_plan import DraftPlan
-from trillion_infer.engine.draft_step import make_chain, make_extend
 from trillion_infer.engine.programs import ProgramSet, abstract
-from trillion_infer.engine.state import DeviceState
-from trillion_infer.engine.step import specs_of
-from trillion_infer.layers.decoder import Decoder
+from trillion_infer.engine.state import DeviceState, specs_of
 from trillion_infer.sample import Sampled
 from trillion_infer.speculate.verify import Verified
 
@@ -32,7 +30,7 @@ class DraftPrograms(ProgramSet):
     plan: DraftPlan
     mesh: Mesh
     buckets: Buckets
-    target: Decoder
+    target: ModelConfig
     target_params: dict[str, Any]
     state: DeviceState
     aux_layers: tuple[int, ...]
@@ -55,6 +53,8 @@ class DraftPrograms(ProgramSet):
         return tuple(layout.abstract(pages, self.mesh) for layout in self.plan.layouts)
 
     def build(self, name: str):
+        from trillion_infer.engine.draft_step import make_chain, make_extend
+
         draft, mesh, plan = self.plan.model, self.mesh, self.plan
         data = mesh.shape["data"]
         pools, params = self.pools(), plan.abstract_params(mesh, self.target_params)
@@ -66,7 +66,7 @@ class DraftPrograms(ProgramSet):
             return fn, (params, pools, table, self._start(data * int(which))), (1,)
         bucket = next(b for b in self.buckets.all if b.name == which)
         by_data = NamedSharding(mesh, P("data"))
-        dtype, width = draft.ops.dtype, self.target.config.width
+        dtype, width = draft.ops.dtype, self.target.width
         packed = abstract(by_data, (data, BatchLayout(bucket).size))
         tokens = abstract(by_data, (data * bucket.tokens,))
         hidden = abstract(by_data, (data * bucket.tokens, width), dtype)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -18,15 +18,17 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from sharding.rules import VOCAB_AXES
+from trillion_infer.config.model import ModelConfig
 from trillion_infer.distributed.calls import Recorder
 from trillion_infer.engine.batch import BatchLayout
-from trillion_infer.engine.buckets import Bucket, Buckets
+from trillion_infer.engine.buckets import SCORE_ROWS, Bucket, Buckets
 from trillion_infer.engine.compile_cache import COMPILER
 from trillion_infer.engine.state import TABLE_CHUNK, DeviceState, MakePools, update_tables
-from trillion_infer.engine.step import SCORE_ROWS, make_accept, make_choose, make_forward, make_score
 from trillion_infer.layers.context import Ops
-from trillion_infer.layers.decoder import Decoder
 from trillion_infer.sample import SLOT_CHUNK, init_slot
+
+if TYPE_CHECKING:
+    from trillion_infer.layers.decoder import Decoder
 
 Progress = Callable[[int, int], None]
 
@@ -123,12 +125,14 @@ class ProgramSet:
 
 @dataclass
 class Programs(ProgramSet):
-    """The programs of one engine. aux_layers: hidden states that models that draft read; None: there are none.
+    """The programs of one engine. config: the model's. model: makes its module, for tracing. aux_layers: hidden states
+    that models that draft read; None: there are none.
 
     A program that `source` has is taken from there. What nobody compiled ahead is compiled when it is first needed.
     """
 
-    model: Decoder
+    config: ModelConfig
+    model: "Callable[[], Decoder]"
     mesh: Mesh
     buckets: Buckets
     ops: Ops
@@ -197,12 +201,12 @@ class Programs(ProgramSet):
     def _load(self, name: str) -> Program | None:
         if self.source is None:
             return None
-        _, args, donated = self.build(name)
+        args, donated = self.arguments(name)
         return self.source.load(name, args, donated, self.mesh)
 
     def facts(self) -> dict[str, Any]:
         """Everything about this object that shapes its programs, as JSON, whatever the pools' pages."""
-        config = replace(self.model.config, eos_ids=frozenset())
+        config = replace(self.config, eos_ids=frozenset())
         arrays = []
         for path, leaf in jax.tree_util.tree_flatten_with_path((self.params, self.state))[0]:
             in_pool = any(leaf is part for part in jax.tree.leaves(self.state.kv_pools))
@@ -221,48 +225,64 @@ class Programs(ProgramSet):
 
     def build(self, name: str) -> tuple[Callable[..., Any], tuple[Any, ...], tuple[int, ...]]:
         """Function, abstract arguments and donated arguments of a program."""
-        replicated = partial(abstract, NamedSharding(self.mesh, P()))
-        vocab_words = -(-self.state.sampler_vocab // 32)
-        data = self.mesh.shape["data"]
+        return self.function(name), *self.arguments(name)
+
+    def function(self, name: str) -> Callable[..., Any]:
+        """What a program is traced from. The model's modules are imported here, since loading needs none of them."""
         if name == "update_tables":
-            return update_tables, (self.state.tables, replicated((TABLE_CHUNK, 4))), (0,)
+            return update_tables
         if name == "make_pools":
-            return MakePools(self.state.kv_pools, self.mesh), (), ()
+            return MakePools(self.state.kv_pools, self.mesh)
         if name == "init_slot":
-            return init_slot, (self.state.sampler, replicated((3,)), replicated((3, SLOT_CHUNK))), (0,)
+            return init_slot
+        model = self.model()  # which imports flax as it should be
+        from trillion_infer.engine import step
+
+        slots = self.state.tables[0].shape[0] // self.mesh.shape["data"]
+        if name.startswith("score_"):
+            return step.make_score(model, self.mesh, self.ops, self.params)
+        if name.startswith("choose_"):
+            return step.make_choose(slots)
+        if name.startswith("accept_"):
+            return step.make_accept(slots)
+        bucket = self._bucket(name)
+        return step.make_forward(model, self.mesh, bucket, self.state, self.ops, self.params, self.aux_layers)
+
+    def arguments(self, name: str) -> tuple[tuple[Any, ...], tuple[int, ...]]:
+        """Abstract arguments of a program, and the numbers of those that are donated."""
+        replicated = partial(abstract, NamedSharding(self.mesh, P()))
+        by_data = NamedSharding(self.mesh, P("data"))
+        state, data = self.state, self.mesh.shape["data"]
+        if name == "update_tables":
+            return (state.tables, replicated((TABLE_CHUNK, 4))), (0,)
+        if name == "make_pools":
+            return (), ()
+        if name == "init_slot":
+            return (state.sampler, replicated((3,)), replicated((3, SLOT_CHUNK))), (0,)
         if name.startswith("score_"):
             tokens = int(name.removeprefix("score_")) * data
-            hidden = jax.ShapeDtypeStruct(
-                (tokens, self.model.config.width), self.ops.dtype, sharding=NamedSharding(self.mesh, P("data"))
-            )
-            args = (self.params, hidden, replicated(()), replicated((SCORE_ROWS,)))
-            return make_score(self.model, self.mesh, self.ops, self.params), args, ()
+            hidden = abstract(by_data, (tokens, self.config.width), self.ops.dtype)
+            return (self.params, hidden, replicated(()), replicated((SCORE_ROWS,))), ()
         if name.startswith("choose_"):
-            return self._choose(BatchLayout(Bucket(0, int(name.removeprefix("choose_")))), vocab_words)
+            return self._sampler_arguments(Bucket(0, int(name.removeprefix("choose_")))), (0,)
+        bucket = self._bucket(name)
         if name.startswith("accept_"):
-            bucket = next(b for b in self.buckets.verify if sampler_name(b) == name)
-            return self._choose(BatchLayout(bucket), vocab_words)
-        bucket = next(b for b in self.buckets.all if b.name == name)
-        packed = abstract(NamedSharding(self.mesh, P("data")), (data, BatchLayout(bucket).size))
-        forward = make_forward(self.model, self.mesh, bucket, self.state, self.ops, self.params, self.aux_layers)
-        state = self.state
-        return forward, (self.params, state.pools, state.tables, state.sampler.last_token, packed), (1,)
+            return self._sampler_arguments(bucket), (0,)
+        packed = abstract(by_data, (data, BatchLayout(bucket).size))
+        return (self.params, state.pools, state.tables, state.sampler.last_token, packed), (1,)
 
-    def _choose(
-        self, layout: BatchLayout, vocab_words: int
-    ) -> tuple[Callable[..., Any], tuple[Any, ...], tuple[int, ...]]:
-        data, slots = self.mesh.shape["data"], self.state.tables[0].shape[0] // self.mesh.shape["data"]
+    def _bucket(self, name: str) -> Bucket:
+        """The bucket of a step, or of the sampler after steps with drafts."""
+        return next(b for b in self.buckets.all if name in (b.name, sampler_name(b)))
+
+    def _sampler_arguments(self, bucket: Bucket) -> tuple[Any, ...]:
+        layout, data = BatchLayout(bucket), self.mesh.shape["data"]
         replicated = partial(abstract, NamedSharding(self.mesh, P()))
-        sequences, width = layout.bucket.sequences, layout.bucket.width
-        rows = abstract(NamedSharding(self.mesh, P("data")), (data, layout.row_fields, sequences))
-        logits = jax.ShapeDtypeStruct(
-            (data * sequences * width, self.state.sampler_vocab),
-            jnp.float32,
-            sharding=NamedSharding(self.mesh, P("data", VOCAB_AXES)),
-        )
-        mask = replicated((data * sequences * width, vocab_words), jnp.uint32)
-        make = make_accept if layout.bucket.verifies else make_choose
-        return make(slots), (self.state.sampler, rows, logits, mask, replicated((), jnp.bool_)), (0,)
+        rows, vocab = data * bucket.sequences * bucket.width, self.state.sampler_vocab
+        packed = abstract(NamedSharding(self.mesh, P("data")), (data, layout.row_fields, bucket.sequences))
+        logits = abstract(NamedSharding(self.mesh, P("data", VOCAB_AXES)), (rows, vocab), jnp.float32)
+        mask = replicated((rows, -(-vocab // 32)), jnp.uint32)
+        return self.state.sampler, packed, logits, mask, replicated((), jnp.bool_)
 
 
 def _digest(value: Any) -> str:

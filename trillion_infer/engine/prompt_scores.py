@@ -8,9 +8,8 @@ import numpy as np
 
 from trillion_infer.core.outputs import Logprob
 from trillion_infer.core.request import Request
-from trillion_infer.engine.buckets import Bucket
+from trillion_infer.engine.buckets import SCORE_ROWS, Bucket
 from trillion_infer.engine.programs import Programs
-from trillion_infer.engine.step import SCORE_ROWS
 from trillion_infer.schedule.plan import Row
 
 

@@ -86,7 +86,7 @@ def prepare(programs: Programs, pages: tuple[int, ...], progress: Progress | Non
     if fresh.cached:
         return
     try:
-        source.save([(program, programs.build(program.name)[1]) for program in programs.all], pages)
+        source.save([(program, programs.arguments(program.name)[0]) for program in programs.all], pages)
     except OSError as error:
         _LOG.warning("The bundle %s is not written: %s", source.folder, error)
 

@@ -133,6 +133,11 @@ def _placed_zeros(leaf: jax.ShapeDtypeStruct) -> jax.Array:
     return jax.device_put(np.zeros(leaf.shape, leaf.dtype), leaf.sharding)
 
 
+def specs_of(arrays: Any) -> Any:
+    """How each leaf is split; the parts of a quantised weight or pool have different axes."""
+    return jax.tree.map(lambda leaf: leaf.sharding.spec, arrays)
+
+
 def update_tables(tables: tuple[Int[Array, "N B"], ...], updates: Int[Array, "n 4"]) -> tuple[Int[Array, "N B"], ...]:
     """Writes (group, row, block, page) entries; a negative group is padding."""
     written = []

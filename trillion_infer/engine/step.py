@@ -7,7 +7,6 @@ only: buckets share it. Everything between them stays on the device.
 import math
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,15 +16,12 @@ from jaxtyping import Array, Bool, Int, UInt
 
 from sharding.rules import VOCAB_AXES
 from trillion_infer.engine.batch import ON_DEVICE, BatchLayout, token_positions
-from trillion_infer.engine.buckets import Bucket
-from trillion_infer.engine.state import DeviceState
+from trillion_infer.engine.buckets import SCORE_ROWS, Bucket
+from trillion_infer.engine.state import DeviceState, specs_of
 from trillion_infer.layers.context import Ops, Sequences
 from trillion_infer.layers.decoder import Decoder, Params, Pools, StepInputs
 from trillion_infer.sample import PACKED_FIELDS, RowParams, Sampled, SamplerState, sample, score, unpack
 from trillion_infer.speculate.verify import Verified, verify
-
-SCORE_ROWS = 64
-"""Prompt positions scored at a time: bounds the logits held at once."""
 
 
 def make_forward(
@@ -168,11 +164,6 @@ def own_part(x: Int[Array, "T"], axes: tuple[str, ...], mesh: Mesh) -> Int[Array
         return x
     count = x.shape[0] // math.prod(mesh.shape[axis] for axis in axes)
     return jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index(axes) * count, count)
-
-
-def specs_of(arrays: Any) -> Any:
-    """How each leaf is split; the parts of a quantised weight or pool have different axes."""
-    return jax.tree.map(lambda leaf: leaf.sharding.spec, arrays)
 
 
 def make_score(model: Decoder, mesh: Mesh, ops: Ops, weights: Params):

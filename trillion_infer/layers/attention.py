@@ -1,6 +1,7 @@
 """Grouped-query attention over the paged pool."""
 
 from collections.abc import Mapping
+from functools import partial
 
 import jax.numpy as jnp
 from flax import nnx
@@ -8,72 +9,35 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.common.slot_shard import merge_parts
 from pallas_kernels.ragged_paged_attention import ragged_paged_attention
-from sharding.heads import HeadPlan
-from sharding.rules import SERVE_RULES, kv_plan, shards
+from sharding.rules import kv_plan
 from trillion_infer.config.model import AttentionSpec, ModelConfig, cache_key
 from trillion_infer.layers.context import Context
 from trillion_infer.layers.linear import linear
 from trillion_infer.layers.norm import RMSNorm, rms_normalise
-from trillion_infer.layers.parameters import WHOLE, Part, stacked, value
+from trillion_infer.layers.parameters import hold, value
 from trillion_infer.layers.pools import Pools, on_pool
 from trillion_infer.layers.rope import apply_rope
 from trillion_infer.layers.slots import batch_of, slot_shard
+from trillion_infer.params.attention import head_plan
+from trillion_infer.params.tree import Declared
 
 
 class Attention(nnx.Module):
-    """q, k, v in one product, laid out by physical KV head so that a shard holds whole groups (see HeadPlan).
+    """q, k, v in one product, laid out by physical KV head, with the parameters of `attention_params`."""
 
-    qkv: `[K, G+2, D, M]`: the G query heads of KV head k, then its key and its value. out: `[M, K, G, D]`.
-    `input_width`: of x where it is not M.
-    """
+    qkv: nnx.Param
+    out: nnx.Param
+    qkv_bias: nnx.Param | None
+    out_bias: nnx.Param | None
+    sinks: nnx.Param | None
 
-    def __init__(
-        self,
-        spec: AttentionSpec,
-        config: ModelConfig,
-        prefixes: tuple[str, ...],
-        sizes: Mapping[str, int],
-        input_width: int | None = None,
-    ):
+    def __init__(self, spec: AttentionSpec, config: ModelConfig, declared: Declared, sizes: Mapping[str, int]):
         self.spec = spec
-        plan = HeadPlan(spec.heads, spec.kv_heads, shards(SERVE_RULES, "kv_heads", sizes))
         _, _, self.slot_axis = kv_plan(spec.heads, spec.kv_heads, sizes)
-        kv, group, dim, width = plan.physical_kv_heads, plan.group, spec.head_dim, config.width
-        wide = input_width or width
-        self.group, self.eps = group, config.norm_eps
-        head_axes = ("kv_heads", "heads_in_group", "head_dim")
-        places = {"q": slice(0, group), "k": group, "v": group + 1}
-
-        def rows(which: str, tail: tuple[int, ...]) -> Part:
-            heads = spec.heads if which == "q" else spec.kv_heads
-            place = plan.place_queries if which == "q" else plan.place_keys
-            return Part((slice(None), places[which]), lambda w: place(w.reshape(heads, dim, *tail)))
-
-        self.qkv = stacked(
-            prefixes,
-            (kv, group + 2, dim, wide),
-            (*head_axes, "embed"),
-            {f"{which}_proj.weight": rows(which, (-1,)) for which in places},
-            in_axes=1,
-        )
-        self.out = stacked(
-            prefixes,
-            (width, kv, group, dim),
-            ("embed", *head_axes),
-            {"o_proj.weight": Part((), lambda w: _place_out(plan, w, dim))},
-            in_axes=3,
-        )
-        biases = {f"{which}_proj.bias": rows(which, ()) for which in places}
-        sinks = {"sinks": Part((), plan.place_queries)}
-
-        def head_norm(name: str) -> RMSNorm:
-            return RMSNorm(tuple(p + name for p in prefixes), dim, config.norm_eps, config.norm_plus_one)
-
-        self.qkv_bias = stacked(prefixes, (kv, group + 2, dim), head_axes, biases) if spec.qkv_bias else None
-        self.out_bias = stacked(prefixes, (width,), ("embed",), {"o_proj.bias": WHOLE}) if spec.out_bias else None
-        self.sinks = stacked(prefixes, (kv, group), head_axes[:2], sinks, dtype="float32") if spec.sinks else None
-        self.q_norm = head_norm("q_norm.") if spec.qk_norm == "rms" else None
-        self.k_norm = head_norm("k_norm.") if spec.qk_norm == "rms" else None
+        self.group, self.eps = head_plan(spec, sizes).group, config.norm_eps
+        hold(self, declared)
+        norm = partial(RMSNorm.optional, eps=config.norm_eps, plus_one=config.norm_plus_one)
+        self.q_norm, self.k_norm = norm(declared["q_norm"]), norm(declared["k_norm"])
 
     def __call__(
         self, x: Float[Array, "T Mi"], pools: Pools, layer: Int[Array, ""], ctx: Context
@@ -142,11 +106,3 @@ class Attention(nnx.Module):
             growth = 1.0 + scale * jnp.log1p(jnp.floor((positions + 1.0) / floor))
             q = (q * growth[:, None, None]).astype(q.dtype)
         return q, k
-
-
-def _place_out(plan: HeadPlan, w, dim: int):
-    """o_proj `[M, H*D]` -> `[M, K, G, D]` over physical heads."""
-    by_head = w.reshape(w.shape[0], plan.heads, dim)
-    if (plan.physical_heads, plan.replicas) == (plan.heads, 1):
-        return by_head.reshape(w.shape[0], plan.physical_kv_heads, plan.group, dim)
-    return plan.place_queries(by_head.swapaxes(0, 1)).transpose(2, 0, 1, 3)

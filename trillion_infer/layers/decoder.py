@@ -1,7 +1,8 @@
 """A decoder from its description: embeddings, segments of stacked layers run by scans, final norm, logits."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 
 import jax.numpy as jnp
 import numpy as np
@@ -9,47 +10,25 @@ from flax import nnx
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from sharding.rules import SERVE_RULES, shards
 from trillion_infer.config.model import AttentionSpec, DenseSpec, LayerSpec, ModelConfig, cache_key
-from trillion_infer.config.stages import StagePlan, stage_plan
+from trillion_infer.config.stages import stage_plan
 from trillion_infer.layers.attention import Attention
 from trillion_infer.layers.context import Context, Ops, Sequences
 from trillion_infer.layers.embedding import Embedding
 from trillion_infer.layers.expert_cache import ExpertCache
 from trillion_infer.layers.ffn import GatedFFN
 from trillion_infer.layers.latent import LatentAttention
-from trillion_infer.layers.moe import ExpertNames, MoE
+from trillion_infer.layers.moe import MoE
 from trillion_infer.layers.norm import RMSNorm
-from trillion_infer.layers.parameters import bind, place_rows
+from trillion_infer.layers.parameters import bind
 from trillion_infer.layers.pipeline import Activations, MicroBatches, run_stages
 from trillion_infer.layers.pools import Pools
 from trillion_infer.layers.rope import rope_tables
+from trillion_infer.params.decoder import Sizes, decoder_params
+from trillion_infer.params.names import TensorNames
+from trillion_infer.params.tree import Declared
 
 Params = Mapping[str, Array]
-Sizes = Mapping[str, int]
-"""Devices along each axis of the mesh."""
-
-
-@dataclass(frozen=True)
-class TensorNames:
-    """How a family's checkpoint names its tensors; `{}` is the layer's number."""
-
-    layer: str = "model.layers.{}."
-    mixer: str = "self_attn."
-    ffn: str = "mlp."
-    mixer_norm: str = "input_layernorm."
-    ffn_norm: str = "post_attention_layernorm."
-    mixer_post_norm: str = "post_attention_layernorm."
-    ffn_post_norm: str = "post_feedforward_layernorm."
-    embed: str = "model.embed_tokens.weight"
-    final_norm: str = "model.norm."
-    head: str = "lm_head.weight"
-    experts: ExpertNames = field(default_factory=ExpertNames)
-
-    def within(self, prefix: str) -> "TensorNames":
-        """The same names inside a multimodal checkpoint, which puts `prefix` before its language model's tensors."""
-        outer = {name: prefix + getattr(self, name) for name in ("layer", "embed", "final_norm", "head")}
-        return replace(self, **outer)
 
 
 @dataclass(frozen=True)
@@ -85,29 +64,20 @@ class Taps:
 
 
 class Layer(nnx.Module):
-    """One kind of layer, stacked over the repeats of its segment."""
+    """One kind of layer, stacked over the repeats of its segment, with the parameters of `layer_params`."""
 
-    def __init__(
-        self, spec: LayerSpec, config: ModelConfig, numbers: tuple[int, ...], names: TensorNames, sizes: Sizes
-    ):
-        prefixes = tuple(names.layer.format(n) for n in numbers)
-
-        def norm(name: str) -> RMSNorm:
-            return RMSNorm(tuple(p + name for p in prefixes), config.width, config.norm_eps, config.norm_plus_one)
-
+    def __init__(self, spec: LayerSpec, config: ModelConfig, declared: Declared, sizes: Sizes):
+        norm = partial(RMSNorm.optional, eps=config.norm_eps, plus_one=config.norm_plus_one)
         self.key = cache_key(spec.mixer)
-        mixer = Attention if isinstance(spec.mixer, AttentionSpec) else LatentAttention
-        self.mixer = mixer(spec.mixer, config, tuple(p + names.mixer for p in prefixes), sizes)  # pyright: ignore
-        ffn = tuple(p + names.ffn for p in prefixes)
-        self.ffn = (
-            GatedFFN(spec.ffn, config, ffn, shards(SERVE_RULES, "ffn", sizes))
-            if isinstance(spec.ffn, DenseSpec)
-            else MoE(spec.ffn, config, ffn, names.experts, sizes)
+        self.mixer = (
+            Attention(spec.mixer, config, declared["mixer"], sizes)
+            if isinstance(spec.mixer, AttentionSpec)
+            else LatentAttention(spec.mixer, declared["mixer"])
         )
-        self.mixer_norm, self.ffn_norm = norm(names.mixer_norm), norm(names.ffn_norm)
-        sandwich = spec.residual == "sandwich"
-        self.mixer_post_norm = norm(names.mixer_post_norm) if sandwich else None
-        self.ffn_post_norm = norm(names.ffn_post_norm) if sandwich else None
+        is_dense = isinstance(spec.ffn, DenseSpec)
+        self.ffn = GatedFFN(spec.ffn, declared["ffn"]) if is_dense else MoE(spec.ffn, declared["ffn"])
+        self.mixer_norm, self.ffn_norm = norm(declared["mixer_norm"]), norm(declared["ffn_norm"])
+        self.mixer_post_norm, self.ffn_post_norm = norm(declared["mixer_post_norm"]), norm(declared["ffn_post_norm"])
 
     def __call__(
         self,
@@ -130,16 +100,23 @@ class Layer(nnx.Module):
 
 
 class Decoder(nnx.Module):
-    """Declares every parameter of a model for a mesh of these sizes; `forward` runs it with the arrays loaded."""
+    """A model for a mesh of these sizes, with the parameters of `decoder_params`; `forward` runs it with the arrays
+    loaded."""
 
     def __init__(self, config: ModelConfig, names: TensorNames, sizes: Sizes):
+        declared = decoder_params(config, names, sizes)
         self.config, self.names = config, names
         self.plan = stage_plan(config, sizes["stage"])
-        parts = shards(SERVE_RULES, "vocab", sizes)
-        self.embed = Embedding(config, names.embed, parts)
-        self.head = None if config.tied else Embedding(config, names.head, parts)
-        self.norm = RMSNorm(names.final_norm, config.width, config.norm_eps, config.norm_plus_one)
-        self.segments = nnx.List(nnx.List(layers) for layers in _segments(self.plan, config, names, sizes))
+        self.embed = Embedding(config, declared["embed"])
+        self.head = None if config.tied else Embedding(config, declared["head"])
+        self.norm = RMSNorm(declared["norm"], config.norm_eps, config.norm_plus_one)
+        self.segments = nnx.List(
+            nnx.List(
+                Layer(spec, config, declared["segments"][str(number)][str(place)], sizes)
+                for place, spec in enumerate(segment.period)
+            )
+            for number, segment in enumerate(self.plan.segments)
+        )
 
     def forward(
         self, params: Params, pools: Pools, inputs: StepInputs, axis_sizes: Mapping[str, int], ops: Ops
@@ -263,23 +240,6 @@ def _repeat(one_period, count: int, carry):
 def _by_stage(values: tuple[int, ...], stage: Int[Array, ""]) -> Int[Array, ""]:
     """The stage's own value."""
     return jnp.int32(values[0]) if len(set(values)) == 1 else jnp.asarray(values, jnp.int32)[stage]
-
-
-def _segments(plan: StagePlan, config: ModelConfig, names: TensorNames, sizes: Sizes) -> list[list[Layer]]:
-    """The layers of each segment, stacked over its repeats as the plan places them."""
-    segments, first = [], 0
-    for number, segment in enumerate(plan.segments):
-        period, repeats = len(segment.period), sum(plan.counts[number])
-        layers = [
-            Layer(spec, config, tuple(first + place + r * period for r in range(repeats)), names, sizes)
-            for place, spec in enumerate(segment.period)
-        ]
-        if plan.stages > 1:
-            for layer in layers:
-                place_rows(layer, plan.rows(number), plan.stages * plan.slots(number))
-        segments.append(layers)
-        first += period * repeats
-    return segments
 
 
 _NONE = np.zeros(0, np.int32)

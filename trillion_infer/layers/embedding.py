@@ -6,27 +6,21 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.quantised_matmul import QuantisedTensor, dequantise
-from sharding.heads import round_up
 from trillion_infer.config.model import ModelConfig
 from trillion_infer.layers.context import Context
 from trillion_infer.layers.linear import linear
-from trillion_infer.layers.parameters import Part, single
-
-VOCAB_MULTIPLE = 128
-"""The vocabulary is padded to this many times the shards: whole lanes, whole words of the mask."""
-
-
-def padded_vocab(vocab: int, shards: int) -> int:
-    return round_up(vocab, VOCAB_MULTIPLE * shards)
+from trillion_infer.layers.parameters import hold
+from trillion_infer.params.tree import Declared
 
 
 class Embedding(nnx.Module):
     """table `[V, M]`, plain or int8: rows of tokens; tied models use it for the logits too."""
 
-    def __init__(self, config: ModelConfig, name: str, shards: int):
+    table: nnx.Param
+
+    def __init__(self, config: ModelConfig, declared: Declared):
         self.vocab, self.scale = config.vocab, config.embed_scale
-        shape = (padded_vocab(config.vocab, shards), config.width)
-        self.table = single(shape, ("vocab", "embed"), name, Part((slice(0, config.vocab),)), in_axes=1)
+        hold(self, declared)
 
     def __call__(self, tokens: Int[Array, "T"], ctx: Context) -> Float[Array, "T M"]:
         """Rows of the tokens. Each shard looks up the ids it holds; the others' rows come by the sum."""

@@ -1,6 +1,5 @@
 """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434), computed in latent space over the paged latent pool."""
 
-from collections.abc import Mapping
 from functools import partial
 
 import jax.numpy as jnp
@@ -9,69 +8,34 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.latent_paged_attention import latent_paged_attention
-from sharding.heads import round_up
-from sharding.rules import SERVE_RULES, shards
-from trillion_infer.config.model import LatentSpec, ModelConfig, cache_key
+from trillion_infer.config.model import LatentSpec, cache_key
 from trillion_infer.layers.context import Context
 from trillion_infer.layers.latent_slots import attend_over_slots
 from trillion_infer.layers.linear import linear
 from trillion_infer.layers.norm import RMSNorm
-from trillion_infer.layers.parameters import Part, stacked, value
+from trillion_infer.layers.parameters import hold, value
 from trillion_infer.layers.pools import Pools, on_pool
 from trillion_infer.layers.rope import apply_rope
 from trillion_infer.layers.slots import batch_of, slot_shard
+from trillion_infer.params.tree import Declared
 
 
 class LatentAttention(nnx.Module):
     """The key up-projection is applied to the query and the value up-projection to the output, so that every head
-    reads the same latent entries. Heads are padded with zeros to a multiple of the shards.
+    reads the same latent entries. The parameters are those of `latent_params`."""
 
-    query: `[H, nope+rope, q_rank or M]`. key_up: `[H, nope, R]`, value_up: `[H, v, R]`. out: `[M, H, v]`.
-    `input_width`: of x where it is not M.
-    """
+    query: nnx.Param
+    query_down: nnx.Param | None
+    kv_down: nnx.Param
+    key_up: nnx.Param
+    value_up: nnx.Param
+    out: nnx.Param
 
-    def __init__(
-        self,
-        spec: LatentSpec,
-        config: ModelConfig,
-        prefixes: tuple[str, ...],
-        sizes: Mapping[str, int],
-        input_width: int | None = None,
-    ):
+    def __init__(self, spec: LatentSpec, declared: Declared):
         self.spec = spec
-        tensor = shards(SERVE_RULES, "heads", sizes)
-        width, heads, rank = config.width, round_up(spec.heads, tensor), spec.kv_rank
-        wide = input_width or width
-        real = slice(0, spec.heads)
-        query_dim, per_head = spec.nope_dim + spec.rope_dim, spec.nope_dim + spec.value_dim
-
-        def norm(name: str, size: int) -> RMSNorm:
-            return RMSNorm(tuple(p + name for p in prefixes), size, spec.norm_eps)
-
-        low_rank = spec.q_rank is not None
-        query_in = spec.q_rank or wide
-        rows = ("latent_rows", "embed")
-        query_down = {"q_a_proj.weight": Part((slice(0, query_in),))}
-        query_rows = round_up(query_in, tensor)
-        self.query_down = stacked(prefixes, (query_rows, wide), rows, query_down, in_axes=1) if low_rank else None
-        self.query_norm = norm("q_a_layernorm.", query_in) if low_rank else None
-        query_name = "q_b_proj.weight" if low_rank else "q_proj.weight"
-        query = {query_name: Part((real,), lambda w: w.reshape(spec.heads, query_dim, query_in))}
-        self.query = stacked(prefixes, (heads, query_dim, query_in), ("heads", "head_dim", "latent"), query, in_axes=1)
-        down = {"kv_a_proj_with_mqa.weight": Part((slice(0, rank + spec.rope_dim),))}
-        kv_rows = round_up(rank + spec.rope_dim, tensor)
-        self.kv_down = stacked(prefixes, (kv_rows, wide), rows, down, in_axes=1)
-        self.kv_norm = norm("kv_a_layernorm.", rank)
-
-        def up(part: slice) -> dict[str, Part]:
-            return {"kv_b_proj.weight": Part((real,), lambda w: w.reshape(spec.heads, per_head, rank)[:, part])}
-
-        axes = ("heads", "head_dim", "latent")
-        self.key_up = stacked(prefixes, (heads, spec.nope_dim, rank), axes, up(slice(0, spec.nope_dim)))
-        self.value_up = stacked(prefixes, (heads, spec.value_dim, rank), axes, up(slice(spec.nope_dim, per_head)))
-        out = {"o_proj.weight": Part((slice(None), real), lambda w: w.reshape(width, spec.heads, spec.value_dim))}
-        axes = ("embed", "heads", "head_dim")
-        self.out = stacked(prefixes, (width, heads, spec.value_dim), axes, out, in_axes=2)
+        hold(self, declared)
+        self.query_norm = RMSNorm.optional(declared["query_norm"], spec.norm_eps)
+        self.kv_norm = RMSNorm(declared["kv_norm"], spec.norm_eps)
 
     def __call__(
         self, x: Float[Array, "T Mi"], pools: Pools, layer: Int[Array, ""], ctx: Context

@@ -1,9 +1,6 @@
 """Mixture of experts: routed experts over the `expert` axis, and an optional shared one."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels.cpu_native import will_need
 from pallas_kernels.grouped_matmul import grouped_ffn
-from sharding.heads import round_up
-from sharding.rules import SERVE_RULES, shards
-from trillion_infer.config.model import DenseSpec, ModelConfig, MoESpec
+from trillion_infer.config.model import DenseSpec, MoESpec
 from trillion_infer.layers import exchange
 from trillion_infer.layers.context import Context
 from trillion_infer.layers.expert_cache import (
@@ -28,62 +23,29 @@ from trillion_infer.layers.expert_cache import (
     slots_of_layer,
 )
 from trillion_infer.layers.ffn import GatedFFN
-from trillion_infer.layers.parameters import LayerSlice, Part, following, stacked, value
+from trillion_infer.layers.parameters import LayerSlice, following, hold, value
 from trillion_infer.layers.router import Router
+from trillion_infer.params.tree import Declared
 
 FEW_ROWS, COPIES_OF_MANY = 2048, 8
 """Up to so many (token, choice) pairs a product beside each expert's copy costs little; with more of them one beside
 each eight, of which the last may be copied again."""
 
 
-@dataclass(frozen=True)
-class ExpertNames:
-    """How a checkpoint names and lays out experts.
-
-    layout: "separate" (a tensor an expert and matrix, `[out, in]`), "fused" (all experts in one tensor, `[E, in, out]`,
-    gate before up) or "interleaved" (the same, gate and up rows alternating).
-    """
-
-    layout: str = "separate"
-    router: str = "gate."
-    selection_bias: str = "e_score_correction_bias"
-    shared: str = "shared_experts."
-
-
 class MoE(nnx.Module):
-    """gate_up: `[E, 2, F, M]`, down: `[E, M, F]`; experts and F are padded to multiples of the shards."""
+    """Routed experts and, where the model has one, a shared expert, with the parameters of `moe_params`."""
 
-    def __init__(
-        self,
-        spec: MoESpec,
-        config: ModelConfig,
-        prefixes: tuple[str, ...],
-        names: ExpertNames,
-        sizes: Mapping[str, int],
-    ):
+    gate_up: nnx.Param
+    down: nnx.Param
+    gate_up_bias: nnx.Param | None
+    down_bias: nnx.Param | None
+
+    def __init__(self, spec: MoESpec, declared: Declared):
         self.spec = spec
-        parts_of = partial(shards, SERVE_RULES, sizes=sizes)
-        experts, ffn = round_up(spec.experts, parts_of("experts")), round_up(spec.width, parts_of("expert_ffn"))
-        width = config.width
-        parts = _separate(spec) if names.layout == "separate" else _fused(spec, names.layout == "interleaved")
-        axes = ("experts", "gate_up", "expert_ffn", "embed")
-        self.gate_up = stacked(prefixes, (experts, 2, ffn, width), axes, parts["gate_up"], in_axes=1)
-        axes = ("experts", "embed", "expert_ffn")
-        self.down = stacked(prefixes, (experts, width, ffn), axes, parts["down"], in_axes=1)
-        real = slice(0, spec.experts)
-        gate_up_bias = {"experts.gate_up_proj_bias": Part((real,), lambda b: _halves(b, names.layout == "interleaved"))}
-        down_bias = {"experts.down_proj_bias": Part((real,))}
-        axes = ("experts", "gate_up", "expert_ffn")
-        self.gate_up_bias = stacked(prefixes, (experts, 2, ffn), axes, gate_up_bias) if spec.biases else None
-        self.down_bias = stacked(prefixes, (experts, width), ("experts", "embed"), down_bias) if spec.biases else None
-        router = tuple(p + names.router for p in prefixes)
-        self.router = Router(spec, config, router, names.selection_bias, parts_of("router_rows"))
-        shared = DenseSpec(spec.shared_width)
-        self.shared = (
-            GatedFFN(shared, config, tuple(p + names.shared for p in prefixes), parts_of("ffn"))
-            if spec.shared_width
-            else None
-        )
+        hold(self, declared)
+        self.router = Router(spec, declared["router"])
+        shared = declared["shared"]
+        self.shared = None if shared is None else GatedFFN(DenseSpec(spec.shared_width), shared)
 
     def __call__(self, x: Float[Array, "T M"], ctx: Context) -> Float[Array, "T M"]:
         """Where axes split both tokens and experts, each token goes to its experts, or, where that moves less, all
@@ -252,35 +214,3 @@ def _stack(param: nnx.Param):
     held = param.get_value()
     assert isinstance(held, LayerSlice)
     return held.stack, held.index
-
-
-def _separate(spec: MoESpec) -> dict[str, dict[str, Part]]:
-    real = slice(0, spec.width)
-    gate_up, down = {}, {}
-    for e in range(spec.experts):
-        gate_up[f"experts.{e}.gate_proj.weight"] = Part((e, 0, real))
-        gate_up[f"experts.{e}.up_proj.weight"] = Part((e, 1, real))
-        down[f"experts.{e}.down_proj.weight"] = Part((e, slice(None), real))
-    return {"gate_up": gate_up, "down": down}
-
-
-def _fused(spec: MoESpec, interleaved: bool) -> dict[str, dict[str, Part]]:
-    experts, real = slice(0, spec.experts), slice(0, spec.width)
-
-    def gate_up(w):
-        """`[E, M, 2F]` -> `[E, 2, F, M]`; packed weights have fewer rows than M."""
-        if interleaved:
-            return w.reshape(*w.shape[:2], spec.width, 2).transpose(0, 3, 2, 1)
-        return w.reshape(*w.shape[:2], 2, spec.width).transpose(0, 2, 3, 1)
-
-    return {
-        "gate_up": {"experts.gate_up_proj": Part((experts, slice(None), real), gate_up)},
-        "down": {"experts.down_proj": Part((experts, slice(None), real), lambda w: w.transpose(0, 2, 1))},
-    }
-
-
-def _halves(bias, interleaved: bool):
-    """`[E, 2F]` -> `[E, 2, F]`"""
-    if interleaved:
-        return bias.reshape(bias.shape[0], -1, 2).transpose(0, 2, 1)
-    return bias.reshape(bias.shape[0], 2, -1)

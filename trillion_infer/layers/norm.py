@@ -5,7 +5,8 @@ from flax import nnx
 from jax import lax
 from jaxtyping import Array, Float
 
-from trillion_infer.layers.parameters import WHOLE, single, stacked, value
+from trillion_infer.layers.parameters import hold, value
+from trillion_infer.params.tree import Declared
 
 
 def rms_normalise(x: Float[Array, "*b D"], eps: float) -> Float[Array, "*b D"]:
@@ -27,17 +28,18 @@ def _sum_by_halves(x: Float[Array, "*b D"]) -> Float[Array, "*b 1"]:
 
 
 class RMSNorm(nnx.Module):
-    """x / rms(x) * weight, or * (1 + weight) with `plus_one`; float32 inside, the dtype of x outside.
+    """x / rms(x) * weight, or * (1 + weight) with `plus_one`; float32 inside, the dtype of x outside."""
 
-    A str for prefixes is a norm outside the layers.
-    """
+    weight: nnx.Param
 
-    def __init__(self, prefixes: tuple[str, ...] | str, width: int, eps: float, plus_one: bool = False):
-        self.width, self.eps, self.plus_one = width, eps, plus_one
-        if isinstance(prefixes, str):
-            self.weight = single((width,), ("norm",), f"{prefixes}weight", dtype="float32", init="ones")
-        else:
-            self.weight = stacked(prefixes, (width,), ("norm",), {"weight": WHOLE}, dtype="float32", init="ones")
+    def __init__(self, declared: Declared, eps: float, plus_one: bool = False):
+        self.eps, self.plus_one = eps, plus_one
+        hold(self, declared)
+
+    @classmethod
+    def optional(cls, declared: Declared | None, eps: float, plus_one: bool = False) -> "RMSNorm | None":
+        """None where none is declared."""
+        return None if declared is None else cls(declared, eps, plus_one)
 
     def __call__(self, x: Float[Array, "*b D"]) -> Float[Array, "*b D"]:
         weight = value(self.weight).astype(jnp.float32)

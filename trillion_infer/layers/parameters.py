@@ -1,79 +1,31 @@
-"""Declaring parameters stacked over the repeats of a layer, and reading one layer of a stack without copying it."""
+"""Holding declared parameters, and reading one layer of a stack without copying it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import jax
-import numpy as np
 from flax import nnx
 from jax import lax
 from jaxtyping import Array, Int
 
 from pallas_kernels.common.backends import target_platform
-from trillion_infer.weights.spec import ParamSpec, Source
+from trillion_infer.params.tree import Declared
+from trillion_infer.weights.spec import ParamSpec
 
-Transform = Callable[[np.ndarray], np.ndarray]
 M = TypeVar("M", bound=nnx.Module)
 
 
-@dataclass(frozen=True)
-class Part:
-    """A checkpoint tensor's place in one layer's parameter: leading index, and numpy views to bring it in shape."""
-
-    index: tuple[int | slice, ...] = ()
-    transform: Transform | None = None
-
-
-WHOLE = Part()
 TILE_ROWS = 8
 """Of a TPU's tiling of parameters."""
 
 
-def stacked(
-    prefixes: tuple[str, ...],
-    shape: tuple[int, ...],
-    axes: tuple[str | None, ...],
-    parts: Mapping[str, Part],
-    *,
-    dtype: str | None = None,
-    init: str = "normal",
-    in_axes: int = 0,
-) -> nnx.Param:
-    """A parameter `[len(prefixes), *shape]` whose row i is filled from tensors `prefixes[i] + name` for each part.
-
-    in_axes: how many trailing axes a product sums over that takes quantised weights, too (see ParamSpec).
-    """
-    sources = tuple(
-        Source(prefix + name, (i, *part.index), part.transform)
-        for i, prefix in enumerate(prefixes)
-        for name, part in parts.items()
-    )
-    return nnx.Param(ParamSpec((len(prefixes), *shape), dtype, ("layers", *axes), sources, init, in_axes))
-
-
-def single(shape: tuple[int, ...], axes: tuple[str | None, ...], name: str, part: Part = WHOLE, **kw: Any) -> nnx.Param:
-    """A parameter outside the stacks, filled from one checkpoint tensor."""
-    return nnx.Param(
-        ParamSpec(
-            shape,
-            kw.get("dtype"),
-            axes,
-            (Source(name, part.index, part.transform),),
-            kw.get("init", "normal"),
-            kw.get("in_axes", 0),
-        )
-    )
-
-
-def place_rows(module: nnx.Module, rows: tuple[int, ...], size: int) -> None:
-    """Stacks of `size` rows for every parameter of `module`, of which layer i gets row `rows[i]`; the rest is zero."""
-    placed = []
-    for path, param in nnx.to_flat_state(nnx.state(module, nnx.Param)):
-        spec: ParamSpec = param.get_value()
-        sources = tuple(replace(s, index=(rows[s.index[0]], *s.index[1:])) for s in spec.sources)  # pyright: ignore
-        placed.append((path, param.replace(replace(spec, shape=(size, *spec.shape[1:]), sources=sources))))
-    nnx.update(module, nnx.from_flat_state(placed))
+def hold(module: nnx.Module, declared: Declared) -> None:
+    """Gives `module` its own parameters: an attribute for each that is declared, None for what it has not. Trees within
+    are for the modules within."""
+    for name, part in declared.items():
+        if not isinstance(part, Mapping):
+            setattr(module, name, None if part is None else nnx.Param(part))
 
 
 @dataclass(frozen=True)

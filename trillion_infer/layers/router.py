@@ -6,30 +6,23 @@ from flax import nnx
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from sharding.heads import round_up
-from trillion_infer.config.model import ModelConfig, MoESpec
+from trillion_infer.config.model import MoESpec
 from trillion_infer.layers.context import Context
-from trillion_infer.layers.parameters import WHOLE, Part, stacked, value
+from trillion_infer.layers.parameters import hold, value
+from trillion_infer.params.tree import Declared
 
 
 class Router(nnx.Module):
-    """weight: `[E, M]`, float32 arithmetic throughout: a rounding here sends a token elsewhere.
+    """float32 arithmetic throughout: a rounding here sends a token elsewhere. Rows of the weight are split over devices
+    and the logits gathered."""
 
-    Its rows are split over `shards` devices, padded with zeros where they do not divide, and the logits gathered.
-    """
+    weight: nnx.Param
+    bias: nnx.Param | None
+    selection_bias: nnx.Param | None
 
-    def __init__(self, spec: MoESpec, config: ModelConfig, prefixes: tuple[str, ...], bias_name: str, shards: int):
+    def __init__(self, spec: MoESpec, declared: Declared):
         self.spec = spec
-        experts, rule = spec.experts, spec.router
-        rows = {"weight": Part((slice(0, experts),))}
-        shape = (round_up(experts, shards), config.width)
-        self.weight = stacked(prefixes, shape, ("router_rows", "embed"), rows, dtype="float32")
-        self.bias = stacked(prefixes, (experts,), ("router",), {"bias": WHOLE}, dtype="float32") if rule.bias else None
-        self.selection_bias = (
-            stacked(prefixes, (experts,), ("router",), {bias_name: WHOLE}, dtype="float32")
-            if rule.selection_bias
-            else None
-        )
+        hold(self, declared)
 
     def __call__(self, x: Float[Array, "T M"], ctx: Context) -> tuple[Int[Array, "T k"], Float[Array, "T k"]]:
         """The top_k experts of each token and their weights."""

@@ -8,7 +8,7 @@ from typing import Any
 from trillion_infer.config.hf import HFConfig
 from trillion_infer.config.model import ModelConfig
 from trillion_infer.core.errors import UnsupportedModelError
-from trillion_infer.layers.decoder import TensorNames
+from trillion_infer.params.names import TensorNames
 
 ARCHITECTURES: Mapping[str, str] = {
     "LlamaForCausalLM": "llama",

@@ -6,9 +6,9 @@ from typing import Any
 
 from trillion_infer.config.hf import HFConfig, read_rope, yarn_mscale
 from trillion_infer.config.model import DenseSpec, LatentSpec, LayerSpec, MoESpec, RouterSpec
-from trillion_infer.layers.decoder import TensorNames
 from trillion_infer.models import Family
 from trillion_infer.models.common import model_config
+from trillion_infer.params.names import TensorNames
 
 VISION = (r"vision_tower\..*", r"mm_projector\..*", r"multi_modal_projector\..*", r"vision_model\..*")
 

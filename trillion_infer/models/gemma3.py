@@ -6,9 +6,9 @@ from typing import Any
 
 from trillion_infer.config.hf import HFConfig, parse_scaling
 from trillion_infer.config.model import AttentionSpec, DenseSpec, LayerSpec, Rope
-from trillion_infer.layers.decoder import TensorNames
 from trillion_infer.models import Family
 from trillion_infer.models.common import head_sizes, model_config
+from trillion_infer.params.names import TensorNames
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 

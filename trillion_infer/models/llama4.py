@@ -6,10 +6,9 @@ from typing import Any
 
 from trillion_infer.config.hf import HFConfig, read_rope
 from trillion_infer.config.model import AttentionSpec, DenseSpec, LayerSpec, MoESpec, RouterSpec
-from trillion_infer.layers.decoder import TensorNames
-from trillion_infer.layers.moe import ExpertNames
 from trillion_infer.models import Family
 from trillion_infer.models.common import head_sizes, model_config
+from trillion_infer.params.names import ExpertNames, TensorNames
 
 NAMES = TensorNames(ffn="feed_forward.", experts=ExpertNames(layout="fused", router="router.", shared="shared_expert."))
 

@@ -5,9 +5,9 @@ from typing import Any
 
 from trillion_infer.config.hf import HFConfig, read_rope
 from trillion_infer.config.model import AttentionSpec, DenseSpec, LayerSpec
-from trillion_infer.layers.decoder import TensorNames
 from trillion_infer.models import Family
 from trillion_infer.models.common import head_sizes, model_config
+from trillion_infer.params.names import TensorNames
 
 
 def read_mixer(config: HFConfig) -> AttentionSpec:

@@ -5,10 +5,10 @@ from typing import Any
 
 from trillion_infer.config.hf import HFConfig
 from trillion_infer.config.model import DenseSpec, FFNSpec, LayerSpec, MoESpec, RouterSpec
-from trillion_infer.layers.decoder import TensorNames
 from trillion_infer.models import Family
 from trillion_infer.models.common import model_config
 from trillion_infer.models.qwen3 import read_mixer
+from trillion_infer.params.names import TensorNames
 
 
 def read(config: HFConfig, generation: Mapping[str, Any]) -> Family:

@@ -10,8 +10,8 @@ from trillion_infer.config.drafter import Eagle3Spec
 from trillion_infer.config.model import AttentionSpec, DenseSpec, LayerSpec, ModelConfig, Rope, Segment
 from trillion_infer.core.errors import ConfigError
 from trillion_infer.engine.draft_plan import check_head
-from trillion_infer.layers.decoder import TensorNames
 from trillion_infer.models.eagle3 import read_eagle3
+from trillion_infer.params.names import TensorNames
 from trillion_infer.train.head import LAYER, random_weights, weight_shapes
 from trillion_infer.weights.checkpoint import Checkpoint, open_checkpoint
 

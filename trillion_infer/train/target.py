@@ -25,7 +25,7 @@ class TargetStates:
         mesh, config = blueprint.mesh, blueprint.config
         self._params, self._shards, taken = params, mesh.shape["data"], tuple(sorted(set(aux_layers)))
         self.aux_layers, self._places = aux_layers, [taken.index(layers) for layers in aux_layers]
-        self.dtype, self.width = jnp.dtype(blueprint.dtype), 4 * blueprint.model.config.width
+        self.dtype, self.width = jnp.dtype(blueprint.dtype), 4 * blueprint.family.config.width
         self._layout = BatchLayout(Bucket(rows * length, rows))
         self.rows, self.length = rows * self._shards, length
         size = blueprint.layouts[0].page_size

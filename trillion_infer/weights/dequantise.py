@@ -8,23 +8,22 @@ from collections.abc import Callable
 
 import ml_dtypes
 import numpy as np
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-from gguf.quants import dequantize
 
 from pallas_kernels.cpu_native.memory import decode_blocks
 from trillion_infer.core.errors import UnsupportedModelError
 from trillion_infer.weights.cast import copy_into
+from trillion_infer.weights.gguf_types import GGMLType
 
-PLAIN: dict[GGMLQuantizationType, np.dtype] = {
-    GGMLQuantizationType.F32: np.dtype(np.float32),
-    GGMLQuantizationType.F16: np.dtype(np.float16),
-    GGMLQuantizationType.BF16: np.dtype(ml_dtypes.bfloat16),
+PLAIN: dict[GGMLType, np.dtype] = {
+    GGMLType.F32: np.dtype(np.float32),
+    GGMLType.F16: np.dtype(np.float16),
+    GGMLType.BF16: np.dtype(ml_dtypes.bfloat16),
 }
 _LOW_NIBBLES = np.uint64(0x0F0F0F0F0F0F0F0F)
 _CHUNK = 1 << 17  # values at a time: 512 KiB of float32 scratch
 
 
-def dequantise(raw: np.ndarray, qtype: GGMLQuantizationType, out: np.ndarray) -> None:
+def dequantise(raw: np.ndarray, qtype: GGMLType, out: np.ndarray) -> None:
     """Packed blocks (uint8, contiguous) into `out`, of any floating dtype and memory order.
 
     Raises UnsupportedModelError for block formats that nothing here decodes.
@@ -39,7 +38,7 @@ def dequantise(raw: np.ndarray, qtype: GGMLQuantizationType, out: np.ndarray) ->
         return
     if decode_blocks(raw, qtype.name, out):
         return
-    block, block_bytes = GGML_QUANT_SIZES[qtype]
+    block, block_bytes = GGMLType(qtype).block
     blocks, target = raw.reshape(-1, block_bytes), out.reshape(-1, block)
     unpack, step = _UNPACK.get(qtype), max(1, _CHUNK // block)
     scratch = np.empty((step, block), np.float32)
@@ -53,9 +52,12 @@ def dequantise(raw: np.ndarray, qtype: GGMLQuantizationType, out: np.ndarray) ->
         target[start : start + step] = values
 
 
-def _by_package(blocks: np.ndarray, qtype: GGMLQuantizationType) -> np.ndarray:
+def _by_package(blocks: np.ndarray, qtype: GGMLType) -> np.ndarray:
+    from gguf.constants import GGMLQuantizationType
+    from gguf.quants import dequantize
+
     try:
-        return dequantize(blocks, qtype)
+        return dequantize(blocks, GGMLQuantizationType(qtype))
     except NotImplementedError as error:
         raise UnsupportedModelError(
             f"the GGUF holds tensors of type {qtype.name}, which cannot be decoded; use Q4_0, Q4_K_M, Q8_0 or BF16"
@@ -144,13 +146,13 @@ def _q6_k(blocks: np.ndarray, out: np.ndarray) -> None:
     _scaled(q.view(np.int8) - np.int8(32), d, out)
 
 
-_UNPACK: dict[GGMLQuantizationType, Callable[[np.ndarray, np.ndarray], None]] = {
-    GGMLQuantizationType.Q4_0: _q4_0,
-    GGMLQuantizationType.Q4_1: _q4_1,
-    GGMLQuantizationType.Q5_0: _q5_0,
-    GGMLQuantizationType.Q5_1: _q5_1,
-    GGMLQuantizationType.Q8_0: _q8_0,
-    GGMLQuantizationType.Q4_K: _q4_k,
-    GGMLQuantizationType.Q5_K: _q5_k,
-    GGMLQuantizationType.Q6_K: _q6_k,
+_UNPACK: dict[GGMLType, Callable[[np.ndarray, np.ndarray], None]] = {
+    GGMLType.Q4_0: _q4_0,
+    GGMLType.Q4_1: _q4_1,
+    GGMLType.Q5_0: _q5_0,
+    GGMLType.Q5_1: _q5_1,
+    GGMLType.Q8_0: _q8_0,
+    GGMLType.Q4_K: _q4_k,
+    GGMLType.Q5_K: _q5_k,
+    GGMLType.Q6_K: _q6_k,
 }

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from trillion_infer.core.errors import ModelLoadError
+from trillion_infer.weights.gguf_types import GGMLType
 from trillion_infer.weights.mapped import MappedFile
 
 _SCALARS = {
@@ -35,7 +35,7 @@ class GGUFTensor:
     """`shape` is outermost first, as numpy's; the packed blocks are bytes `[begin, end)` of the file."""
 
     shape: tuple[int, ...]
-    qtype: GGMLQuantizationType
+    qtype: GGMLType
     begin: int
     end: int
 
@@ -184,10 +184,10 @@ def _place(path: Path, rows: list, start: int, size: int) -> dict[str, GGUFTenso
     tensors = {}
     for name, shape, kind, offset in sorted(rows, key=lambda row: row[3]):
         try:
-            qtype = GGMLQuantizationType(kind)
+            qtype = GGMLType(kind)
         except ValueError as error:
             raise ModelLoadError(f"{path}: tensor {name} has the unknown GGML type {kind}") from error
-        block, block_bytes = GGML_QUANT_SIZES[qtype]
+        block, block_bytes = qtype.block
         if not shape or shape[-1] % block:
             raise ModelLoadError(
                 f"{path}: tensor {name} of shape {shape} does not divide into {qtype.name} blocks of {block}"

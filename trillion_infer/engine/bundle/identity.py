@@ -27,7 +27,10 @@ _ROOT = Path(__file__).parents[3]
 _SOURCES = (
     "pallas_kernels",
     "sharding",
-    *(f"trillion_infer/{part}" for part in ("config", "engine", "layers", "models", "sample", "speculate", "cache")),
+    *(
+        f"trillion_infer/{part}"
+        for part in ("config", "params", "engine", "layers", "models", "sample", "speculate", "cache")
+    ),
 )
 """Packages whose code shapes programs."""
 
@@ -60,7 +63,11 @@ def surroundings(mesh: Mesh) -> dict[str, Any]:
         },
         "platform": kind,
         "host": _host() if kind == "cpu" else None,
-        "versions": {name: _version(name) for name in ("jax", "jaxlib", *_COMPILERS.get(kind, ()))},
+        "versions": {
+            "jax": jax.__version__,
+            "jaxlib": jax.lib.__version__,
+            **{name: _version(name) for name in _COMPILERS.get(kind, ())},
+        },
         "flags": {
             **{name: os.environ.get(name, "") for name in _VARIABLES},
             **{name: _plain(getattr(jax.config, name, None)) for name in _JAX_OPTIONS},

@@ -19,30 +19,40 @@ from trillion_infer.layers.ffn import GatedFFN
 from trillion_infer.layers.latent import LatentAttention
 from trillion_infer.layers.linear import linear
 from trillion_infer.layers.norm import RMSNorm
-from trillion_infer.layers.parameters import WHOLE, bind, stacked, value
+from trillion_infer.layers.parameters import bind, hold, value
+from trillion_infer.params.attention import attention_params
+from trillion_infer.params.blocks import embedding_params, ffn_params, norm_params
+from trillion_infer.params.latent import latent_params
+from trillion_infer.params.tree import WHOLE, stacked
 
 
 class Eagle3Layer(nnx.Module):
     """fc: `[M, 3M]`. The layer reads `[embedding, states]`, each normed; d2t `[Vd]`: target id of its id i, less i."""
 
+    fc: nnx.Param
+    d2t: nnx.Param | None
+
     def __init__(self, spec: Eagle3Spec, sizes: Mapping[str, int]):
-        config, prefixes = spec.config, (spec.prefix,)
+        config = spec.config
         layer, width = config.layers[0], config.width
 
         def norm(name: str) -> RMSNorm:
-            return RMSNorm((name,), width, config.norm_eps)
+            return RMSNorm(norm_params((name,), width), config.norm_eps)
 
-        mixer = Attention if isinstance(layer.mixer, AttentionSpec) else LatentAttention
-        attention = (spec.prefix + "self_attn.",)
-        self.mixer = mixer(layer.mixer, config, attention, sizes, 2 * width)  # pyright: ignore[reportArgumentType]
+        attention, ffn = ((spec.prefix + name,) for name in ("self_attn.", "mlp."))
+        self.mixer = (
+            Attention(layer.mixer, config, attention_params(layer.mixer, config, attention, sizes, 2 * width), sizes)
+            if isinstance(layer.mixer, AttentionSpec)
+            else LatentAttention(layer.mixer, latent_params(layer.mixer, config, attention, sizes, 2 * width))
+        )
         assert isinstance(layer.ffn, DenseSpec)
-        self.ffn = GatedFFN(layer.ffn, config, tuple(p + "mlp." for p in prefixes), shards(SERVE_RULES, "ffn", sizes))
+        self.ffn = GatedFFN(layer.ffn, ffn_params(layer.ffn, config, ffn, shards(SERVE_RULES, "ffn", sizes)))
         self.token_norm, self.state_norm = norm(spec.prefix + "input_layernorm."), norm(spec.prefix + "hidden_norm.")
         self.ffn_norm, self.norm = norm(spec.prefix + "post_attention_layernorm."), norm("norm.")
         wide = 3 * spec.target_width
-        self.fc = stacked(("",), (width, wide), ("embed", "latent"), {"fc.weight": WHOLE})
-        ids = {"d2t": WHOLE}
-        self.d2t = stacked(("",), (config.vocab,), (None,), ids, dtype="int32", init="zeros") if spec.pruned else None
+        ids = stacked(("",), (config.vocab,), (None,), {"d2t": WHOLE}, dtype="int32", init="zeros")
+        fc = stacked(("",), (width, wide), ("embed", "latent"), {"fc.weight": WHOLE})
+        hold(self, {"fc": fc, "d2t": ids if spec.pruned else None})
 
 
 class Eagle3Module(nnx.Module):
@@ -51,9 +61,10 @@ class Eagle3Module(nnx.Module):
     def __init__(self, spec: Eagle3Spec, sizes: Mapping[str, int]):
         self.layer = Eagle3Layer(spec, sizes)
         parts = shards(SERVE_RULES, "vocab", sizes)
-        self.head = Embedding(spec.config, "lm_head.weight", parts)
+        self.head = Embedding(spec.config, embedding_params(spec.config, "lm_head.weight", parts))
         tokens = dataclasses.replace(spec.config, vocab=spec.target_vocab)
-        self.embed = Embedding(tokens, "embed_tokens.weight", parts) if spec.own_embed else None
+        embed = embedding_params(tokens, "embed_tokens.weight", parts)
+        self.embed = Embedding(tokens, embed) if spec.own_embed else None
 
 
 class Eagle3(DraftModel):

@@ -8,25 +8,31 @@ from jaxtyping import Array, Float, Int
 
 from trillion_infer.config.model import LayerSpec, ModelConfig
 from trillion_infer.layers.context import Ops
-from trillion_infer.layers.decoder import Decoder, Layer, TensorNames
+from trillion_infer.layers.decoder import Decoder, Layer
 from trillion_infer.layers.draft.base import DraftInputs, DraftModel, Params, Pools, first_best
 from trillion_infer.layers.linear import linear
 from trillion_infer.layers.norm import RMSNorm
-from trillion_infer.layers.parameters import WHOLE, bind, stacked
+from trillion_infer.layers.parameters import bind, hold
+from trillion_infer.params.blocks import norm_params
+from trillion_infer.params.decoder import layer_params
+from trillion_infer.params.names import TensorNames
+from trillion_infer.params.tree import WHOLE, stacked
 
 
 class MTPLayer(nnx.Module):
     """join: `[M, 2M]` over the normed embedding and the normed states."""
 
+    join: nnx.Param
+
     def __init__(self, spec: LayerSpec, config: ModelConfig, number: int, names: TensorNames, sizes: Mapping[str, int]):
         prefix, width = names.layer.format(number), config.width
 
         def norm(name: str) -> RMSNorm:
-            return RMSNorm((prefix + name,), width, config.norm_eps)
+            return RMSNorm(norm_params((prefix + name,), width), config.norm_eps)
 
         self.token_norm, self.state_norm = norm("enorm."), norm("hnorm.")
-        self.join = stacked((prefix,), (width, 2 * width), ("embed", "latent"), {"eh_proj.weight": WHOLE})
-        self.layer = Layer(spec, config, (number,), names, sizes)
+        hold(self, {"join": stacked((prefix,), (width, 2 * width), ("embed", "latent"), {"eh_proj.weight": WHOLE})})
+        self.layer = Layer(spec, config, layer_params(spec, config, (number,), names, sizes), sizes)
         self.norm = norm("shared_head.norm.")
 
 
