@@ -17,14 +17,12 @@ from trillion_infer.config.deployment import find_deployment
 from trillion_infer.config.engine import EngineConfig
 from trillion_infer.config.hf import eos_union
 from trillion_infer.core.errors import ConfigError, InvalidRequestError, ModelLoadError
+from trillion_infer.core.importing import without_scan
 from trillion_infer.core.outputs import RequestOutput
 from trillion_infer.core.sampling_params import SamplingParams
 from trillion_infer.core.timeline import Timeline
-from trillion_infer.distributed.group import Group
-from trillion_infer.distributed.joining import form_group, processes_of
 from trillion_infer.engine.build import BuildReport, build_engine, plan_engine
 from trillion_infer.engine.compile_cache import enable_compile_cache
-from trillion_infer.engine.draft_plan import open_drafters
 from trillion_infer.engine.engine import Engine
 from trillion_infer.engine.memory import with_unaccounted
 from trillion_infer.engine.ops import multiplies_blocks, platform_of
@@ -42,6 +40,7 @@ from trillion_infer.weights.random_init import RandomCheckpoint, init_params
 from trillion_infer.weights.shards import in_files
 
 if TYPE_CHECKING:
+    from trillion_infer.distributed.group import Group
     from trillion_infer.engine.disaggregated import DisaggregatedEngine
     from trillion_infer.engine.many_hosts import FollowingEngine
 
@@ -146,9 +145,13 @@ class LLM:
             enable_compile_cache(engine_config.compile_cache_folder)
         with timeline.phase("open checkpoint"):
             checkpoint = RandomCheckpoint(model, seed) if isinstance(model, Mapping) else open_checkpoint(model)
+        pool = ThreadPoolExecutor(1)
+        loading = pool.submit(load_tokenizer, checkpoint, timeline)  # while the devices' runtime starts, too
+        pool.shutdown(wait=False)
         try:
-            roles = sub_meshes(options["disaggregate"]) if options["disaggregate"] else None
-            self.mesh = roles["decode"][0] if roles else make_mesh(options["mesh"])
+            with without_scan():  # which jax would do when it is first asked for devices
+                roles = sub_meshes(options["disaggregate"]) if options["disaggregate"] else None
+                self.mesh = roles["decode"][0] if roles else make_mesh(options["mesh"])
         except ValueError as error:
             raise ConfigError(str(error)) from error
         if roles and options["mesh"] is not None:
@@ -161,52 +164,54 @@ class LLM:
         if not isinstance(checkpoint, RandomCheckpoint):
             native = multiplies_blocks(self.mesh, engine_config.attention)
             packing = choose_packing(checkpoint, engine_config.quantize, platform_of(self.mesh), native)
-        with ThreadPoolExecutor(1) as pool:
-            loading = pool.submit(load_tokenizer, checkpoint, timeline)
-            family = read_family(checkpoint.config, checkpoint.generation_config)
+        family = read_family(checkpoint.config, checkpoint.generation_config)
 
-            def load(specs: dict[str, Any], shardings: dict[str, Any], dtype: str) -> dict[str, jax.Array]:
-                files = engine_config.expert_files
-                if isinstance(checkpoint, RandomCheckpoint):
-                    params = init_params(specs, shardings, dtype, checkpoint.seed, engine_config.quantize)
-                    return params if files is None else in_files(params, files)
-                tell = None if progress is None else partial(progress, "load")
-                tied = {family.names.head: family.names.embed}
-                params, self.load_report = load_params(
-                    specs,
-                    checkpoint,
-                    shardings,
-                    dtype=dtype,
-                    ignore=family.ignore,
-                    tied=tied,
-                    progress=tell,
-                    mapped=files,
-                    **packing.options,
-                )
-                return params
+        def load(specs: dict[str, Any], shardings: dict[str, Any], dtype: str) -> dict[str, jax.Array]:
+            files = engine_config.expert_files
+            if isinstance(checkpoint, RandomCheckpoint):
+                params = init_params(specs, shardings, dtype, checkpoint.seed, engine_config.quantize)
+                return params if files is None else in_files(params, files)
+            tell = None if progress is None else partial(progress, "load")
+            tied = {family.names.head: family.names.embed}
+            params, self.load_report = load_params(
+                specs,
+                checkpoint,
+                shardings,
+                dtype=dtype,
+                ignore=family.ignore,
+                tied=tied,
+                progress=tell,
+                mapped=files,
+                **packing.options,
+            )
+            return params
 
-            fingerprint = checkpoint.fingerprint() + (engine_config.quantize or packing.name).encode()
-            self.fingerprint = fingerprint
-            self.engine: Engine | DisaggregatedEngine | FollowingEngine
-            target = None if isinstance(checkpoint, RandomCheckpoint) else checkpoint
+        fingerprint = checkpoint.fingerprint() + (engine_config.quantize or packing.name).encode()
+        self.fingerprint = fingerprint
+        self.engine: Engine | DisaggregatedEngine | FollowingEngine
+        target = None if isinstance(checkpoint, RandomCheckpoint) else checkpoint
+        drafters = ()
+        if engine_config.speculate:
+            from trillion_infer.engine.draft_plan import open_drafters
+
             drafters = open_drafters(engine_config.speculate, target)
-            if roles is None:
-                with timeline.phase("plan"):
-                    blueprint = plan_engine(family, self.mesh, engine_config, packing.abstract, drafters)
-                if self._group is not None:
-                    from trillion_infer.engine.many_hosts import plan_of
+        if roles is None:
+            with timeline.phase("plan"):
+                blueprint = plan_engine(family, self.mesh, engine_config, packing.abstract, drafters)
+            if self._group is not None:
+                from trillion_infer.engine.many_hosts import plan_of
 
-                    self._group.require_equal(plan_of(blueprint, fingerprint))
-                self.engine, self.report = build_engine(
-                    blueprint, load, fingerprint, progress, group=self._group, timeline=timeline
-                )
-            else:
-                from trillion_infer.engine.build_disaggregated import build_disaggregated
+                self._group.require_equal(plan_of(blueprint, fingerprint))
+            self.engine, self.report = build_engine(
+                blueprint, load, fingerprint, progress, group=self._group, timeline=timeline
+            )
+        else:
+            from trillion_infer.engine.build_disaggregated import build_disaggregated
 
-                self.engine, blueprint, self.report = build_disaggregated(
-                    family, engine_config, roles, load, fingerprint, progress, packing.abstract, timeline, drafters
-                )
-            self.tokenizer: Tokenizer | None = loading.result()
+            self.engine, blueprint, self.report = build_disaggregated(
+                family, engine_config, roles, load, fingerprint, progress, packing.abstract, timeline, drafters
+            )
+        self.tokenizer: Tokenizer | None = loading.result()
         self.blueprint = blueprint
         self.model_config = family.config
         reader = PromptReader(
@@ -433,9 +438,13 @@ def _with_deployment(options: dict[str, Any]) -> dict[str, Any]:
     return {**options, **given}
 
 
-def _join(mesh: Mesh, options: Mapping[str, Any]) -> Group | None:
+def _join(mesh: Mesh, options: Mapping[str, Any]) -> "Group | None":
     """The processes of a mesh that lies over several, connected; None for a mesh of this process alone."""
-    if jax.process_count() == 1 or (isinstance(options["mesh"], Mesh) and processes_of(mesh) == [jax.process_index()]):
+    if jax.process_count() == 1:
+        return None
+    from trillion_infer.distributed.joining import form_group, processes_of
+
+    if isinstance(options["mesh"], Mesh) and processes_of(mesh) == [jax.process_index()]:
         return None
     from trillion_infer.engine.many_hosts import check_options
 

@@ -37,7 +37,7 @@ def project(
     int8_activations: bool = False,
 ) -> Float[Array, "N F"]:
     """Rows times the weight of their group; with an activation, gate and up halves `[L, E, 2, F, M]` combined."""
-    from pallas_kernels import cpu_native
+    from pallas_kernels.cpu_native import matmul as native
 
     del tile, columns, interpret
     if layer is None:
@@ -47,11 +47,11 @@ def project(
         weight, bias = jax.tree.map(_merge_halves, (weight, bias))
     args, wide = (group_sizes, layer), jnp.dtype(jnp.float32)
     if isinstance(weight, QuantisedTensor):
-        y = cpu_native.quantised_grouped_matmul(
+        y = native.quantised_grouped_matmul(
             x[0], weight.packed, weight.scale, *args, out_dtype=wide, int8_activations=int8_activations
         )
     else:
-        y = cpu_native.grouped_matmul(x[0], weight, *args, out_dtype=wide)
+        y = native.grouped_matmul(x[0], weight, *args, out_dtype=wide)
     if bias is not None:
         ends = jnp.cumsum(group_sizes)
         group = jnp.searchsorted(ends, jnp.arange(y.shape[0]), side="right")

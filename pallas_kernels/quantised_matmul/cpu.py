@@ -29,10 +29,10 @@ def quantised_matmul(
     x: Float[Array, "T in"], weight: QuantisedTensor, *, layer: Int[Array, ""] | None, int8_activations: bool = False
 ) -> Float[Array, "T out"]:
     """See `api.quantised_matmul`. With `int8_activations` products are W4A8 or W8A8: see `cpu_native.gguf_matmul`."""
-    from pallas_kernels import cpu_native
+    from pallas_kernels.cpu_native import matmul as native
 
     layer = jnp.int32(0) if layer is None else layer
     if weight.format in GGUF_FORMATS:
         format = weight.format.upper()
-        return cpu_native.gguf_matmul(x, weight.packed, layer, format=format, int8_activations=int8_activations)
-    return cpu_native.quantised_matmul(x, weight.packed, weight.scale, layer, int8_activations=int8_activations)
+        return native.gguf_matmul(x, weight.packed, layer, format=format, int8_activations=int8_activations)
+    return native.quantised_matmul(x, weight.packed, weight.scale, layer, int8_activations=int8_activations)

@@ -15,8 +15,9 @@ from trillion_infer.constrain import compile_grammar
 from trillion_infer.core.outputs import RequestOutput
 from trillion_infer.core.sampling_params import StructuredOutput
 from trillion_infer.engine.buckets import MANY_WIDTH, Bucket, make_buckets
+from trillion_infer.engine.draft_length import MAX_DRAFTS
 from trillion_infer.engine.programs import sampler_name
-from trillion_infer.engine.speculation import MAX_DRAFTS, BucketCost
+from trillion_infer.engine.speculation import BucketCost
 
 pytestmark = pytest.mark.matrix
 

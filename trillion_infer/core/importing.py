@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-ON_USE = frozenset({"filelock", "unittest.mock"})
-"""What jax imports for a compile cache of limited size, and its paths for tests: with them come asyncio and some
-fifty modules more."""
+ON_USE = frozenset({"filelock"})
+"""What jax imports for a compile cache of limited size alone."""
 
 
 @contextmanager
@@ -39,16 +38,16 @@ def resting_collector() -> Iterator[None]:
 
 @contextmanager
 def without_shell() -> Iterator[None]:
-    """While entered, IPython cannot be imported, unless it is already: flax asks it which shell it runs in, and where
-    nobody has loaded it that is none."""
-    if "IPython" in sys.modules or "flax" in sys.modules:
-        yield
-        return
-    sys.modules["IPython"] = None  # pyright: ignore[reportArgumentType]
+    """While entered, IPython and pygments cannot be imported, unless they are already: flax asks which shell it runs
+    in, and jax's debugger for notebooks how to colour code; where nobody has loaded them the answer is no."""
+    names = [name for name in ("IPython", "pygments") if name not in sys.modules]
+    sys.modules.update(dict.fromkeys(names))  # pyright: ignore[reportCallIssue, reportArgumentType]
     try:
         yield
     finally:
-        sys.modules.pop("IPython", None)
+        for name in names:
+            if sys.modules.get(name) is None:
+                sys.modules.pop(name, None)
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -27,20 +27,15 @@ from trillion_infer.config.stages import stage_plan
 from trillion_infer.core.errors import ConfigError
 from trillion_infer.core.importing import resting_collector, without_shell
 from trillion_infer.core.timeline import Timeline
-from trillion_infer.distributed.calls import Recorder
-from trillion_infer.distributed.group import Follower, Group, Leader
 from trillion_infer.engine import budget, experts
 from trillion_infer.engine.buckets import SMALLEST_PREFILL, make_buckets
-from trillion_infer.engine.draft_plan import DraftPlan, DraftSource, plan_drafters
-from trillion_infer.engine.drafting import DraftPrograms, ModelDrafter, aux_layers_of
+from trillion_infer.engine.draft_length import draft_length
 from trillion_infer.engine.engine import Engine
 from trillion_infer.engine.fits import check_fits_here
-from trillion_infer.engine.guard import BatchGuard
 from trillion_infer.engine.memory import device_bytes, give_back_freed_memory, is_on_device, told_as_ours
 from trillion_infer.engine.ops import choose_ops, default_page_size, platform_of, pool_platform, settle_isa
 from trillion_infer.engine.programs import Programs
 from trillion_infer.engine.sizing import prepare, size_pools
-from trillion_infer.engine.speculation import Speculation, draft_length
 from trillion_infer.engine.state import StateShape
 from trillion_infer.layers.expert_cache import ExpertCache
 from trillion_infer.models import Family
@@ -53,6 +48,9 @@ from trillion_infer.weights.rounding import RECIPES
 from trillion_infer.weights.spec import HOST_MEMORY, ParamSpec
 
 if TYPE_CHECKING:
+    from trillion_infer.distributed.group import Group, Leader
+    from trillion_infer.engine.draft_plan import DraftPlan, DraftSource
+    from trillion_infer.engine.drafting import DraftPrograms
     from trillion_infer.engine.many_hosts import FollowingEngine
     from trillion_infer.layers.decoder import Decoder
 
@@ -93,7 +91,7 @@ class Blueprint:
     max_model_len: int
     max_batch_tokens: int
     packing: Packing | None = None
-    drafts: tuple[DraftPlan, ...] = ()
+    drafts: "tuple[DraftPlan, ...]" = ()
     role: str | None = None
 
     @property
@@ -170,12 +168,17 @@ class Blueprint:
         buckets = make_buckets(self.config.max_running, self.max_batch_tokens, drafts, smallest)
         buckets = buckets if self.role is None else buckets.for_role(self.role)
         state = self.state_shape(pages).abstract(self.mesh)
-        aux_layers = aux_layers_of(self.drafts)
+        taken = {number for plan in self.drafts for number in plan.model.aux_layers}
+        aux_layers = tuple(sorted(taken)) if self.drafts else None
         config, model = self.family.config, lambda: self.model
         return Programs(config, model, self.mesh, buckets, ops, self.abstract_params, state, aux_layers=aux_layers)
 
-    def draft_programs(self, programs: Programs) -> tuple[DraftPrograms, ...]:
+    def draft_programs(self, programs: Programs) -> "tuple[DraftPrograms, ...]":
         """The programs of the models that draft beside `programs`."""
+        if not self.drafts:
+            return ()
+        from trillion_infer.engine.drafting import DraftPrograms
+
         aux_layers, length = programs.aux_layers or (), draft_length(self.config)
         shared = (self.mesh, programs.buckets, self.family.config, programs.params, programs.state, aux_layers, length)
         return tuple(DraftPrograms(plan, *shared) for plan in self.drafts)
@@ -215,7 +218,7 @@ def plan_engine(
     mesh: Mesh,
     config: EngineConfig,
     packing: Packing | None = None,
-    drafters: Sequence[DraftSource] = (),
+    drafters: "Sequence[DraftSource]" = (),
     role: str | None = None,
 ) -> Blueprint:
     """Checks the options against the model and the mesh. Raises ConfigError before anything is loaded.
@@ -254,6 +257,8 @@ def plan_engine(
     sizes = max_model_len, max_batch_tokens
     blueprint = Blueprint(family, mesh, config, dtype, layouts, *sizes, packing, role=role)
     if drafters:
+        from trillion_infer.engine.draft_plan import plan_drafters
+
         drafts = plan_drafters(drafters, family, blueprint.model, mesh, config, dtype, layouts)
         blueprint = replace(blueprint, drafts=drafts)
     if blueprint.expert_memory is not None:
@@ -295,7 +300,7 @@ def build_engine(
     fingerprint: bytes,
     progress: Callable[[str, int, int], None] | None = None,
     engine_type: type[Engine] = Engine,
-    group: Group | None = None,
+    group: "Group | None" = None,
     timeline: Timeline | None = None,
 ) -> "tuple[Engine | FollowingEngine, BuildReport]":
     """Loads weights and compiles programs side by side, sizes the KV pools, and returns an engine that is ready.
@@ -318,8 +323,10 @@ def build_engine(
         loading = pool.submit(_timed, phase("load weights"), lambda: _load(blueprint, load))
         with phase("size pools, open bundle"):
             caches, programs = size_pools(blueprint, None if group is None else _agreement(group))
-        if isinstance(group, Leader):
-            programs.recorder = Recorder(group.send, programs.mesh)
+        if group is not None and group.leads:
+            from trillion_infer.distributed.calls import Recorder
+
+            programs.recorder = Recorder(cast("Leader", group).send, programs.mesh)
         drafting = blueprint.draft_programs(programs)
         if config.precompile:
             pages = tuple(cache.num_pages for cache in caches)
@@ -339,7 +346,7 @@ def build_engine(
     report.temp_bytes = max(each.temp_bytes for each in (programs, *drafting))
     if group is not None:
         group.agree("built", 0, min)
-    if isinstance(group, Follower):
+    if group is not None and not group.leads:
         from trillion_infer.engine.many_hosts import FollowingEngine
         from trillion_infer.engine.pool_sides import pool_side
 
@@ -347,13 +354,19 @@ def build_engine(
     schedulers = [_scheduler(blueprint, caches, fingerprint) for _ in range(blueprint.data)]
     speculation = None
     if config.speculate:
+        from trillion_infer.engine.speculation import Speculation
+
         models = [plan.name for plan in blueprint.drafts]
         speculation = Speculation(config, programs.buckets, blueprint.data, models)
     make = engine_type if group is None else _lead(programs, group, (params, state))
     engine = make(programs, state, params, schedulers, config.run_ahead, speculation)
     for plan, compiled in zip(blueprint.drafts, drafting, strict=True):
+        from trillion_infer.engine.drafting import ModelDrafter
+
         engine.drafters.append(ModelDrafter(compiled, plan.load(blueprint.mesh, params)))
     if config.debug_kernels:
+        from trillion_infer.engine.guard import BatchGuard
+
         engine.guard = BatchGuard(blueprint.layouts)
     if tiering is not None:
         tiering(engine)
@@ -371,12 +384,12 @@ def _open_tiers(blueprint: Blueprint, fingerprint: bytes) -> Callable[[Engine], 
     return lambda engine: attach_tiers(engine, TierStack(tiers), copier)
 
 
-def _agreement(group: Group) -> Callable[[int], int]:
+def _agreement(group: "Group") -> Callable[[int], int]:
     """The least of every process's number."""
     return lambda number: group.agree("kv_memory", number, min)
 
 
-def _lead(programs: Programs, group: Leader, held: Any) -> Callable[..., Engine]:
+def _lead(programs: Programs, group: "Leader", held: Any) -> Callable[..., Engine]:
     """The engine of the process that leads; `held` is there in every process."""
     from trillion_infer.engine.many_hosts import LeadingEngine
 

@@ -16,8 +16,7 @@ from trillion_infer.engine.buckets import Bucket, Buckets
 from trillion_infer.engine.draft_plan import DraftPlan
 from trillion_infer.engine.programs import ProgramSet, abstract
 from trillion_infer.engine.state import DeviceState, specs_of
-from trillion_infer.sample import Sampled
-from trillion_infer.speculate.verify import Verified
+from trillion_infer.sample import Sampled, Verified
 
 
 @dataclass
@@ -150,11 +149,6 @@ class ModelDrafter:
         """Drops its arrays."""
         for leaf in (*self.pools, *(leaf for name, leaf in self._params.items() if name not in self._borrowed)):
             leaf.delete()
-
-
-def aux_layers_of(plans: Sequence[DraftPlan]) -> tuple[int, ...] | None:
-    """Hidden states that some drafter reads; None where no model drafts."""
-    return tuple(sorted({n for plan in plans for n in plan.model.aux_layers})) if plans else None
 
 
 def wanted_rows(plans: Sequence[Any], sequences: int) -> list[Request | None]:

@@ -16,25 +16,24 @@ from jax.sharding import PartitionSpec as P
 from trillion_infer.core.request import Request, Status
 from trillion_infer.engine.batch import BatchLayout, pack_rows
 from trillion_infer.engine.buckets import Bucket
-from trillion_infer.engine.drafting import Drafted, ModelDrafter, wanted_rows
 from trillion_infer.engine.events import TokenEvent
-from trillion_infer.engine.guard import BatchGuard
 from trillion_infer.engine.keeping import KeepsBlocks
 from trillion_infer.engine.masks import TokenMasks
 from trillion_infer.engine.programs import Programs
 from trillion_infer.engine.prompt_scores import PromptScores, ScoreBlock
 from trillion_infer.engine.results import fetch_scores, new_tokens, read_logprobs
-from trillion_infer.engine.speculation import Speculation
 from trillion_infer.engine.state import DeviceState, table_chunks
 from trillion_infer.layers.expert_cache import HITS, MISSES
 from trillion_infer.layers.pools import Pool
-from trillion_infer.sample import Sampled
+from trillion_infer.sample import Sampled, Verified
 from trillion_infer.sample.table import RowTable
 from trillion_infer.schedule.plan import Row, StepPlan
 from trillion_infer.schedule.scheduler import Scheduler
-from trillion_infer.speculate.verify import Verified
 
 if TYPE_CHECKING:
+    from trillion_infer.engine.drafting import Drafted, ModelDrafter
+    from trillion_infer.engine.guard import BatchGuard
+    from trillion_infer.engine.speculation import Speculation
     from trillion_infer.engine.tiering import KVTiering
 
 
@@ -51,7 +50,7 @@ class _Pending:
     sampled: Sampled | Verified
     begun: float | None
     scores: list[ScoreBlock] = field(default_factory=list)
-    drafted: list[Drafted] = field(default_factory=list)
+    drafted: "list[Drafted]" = field(default_factory=list)
 
     @property
     def is_ready(self) -> bool:
@@ -73,7 +72,7 @@ class Engine(KeepsBlocks):
         params: Any,
         schedulers: Sequence[Scheduler],
         run_ahead: bool,
-        speculation: Speculation | None = None,
+        speculation: "Speculation | None" = None,
     ):
         self.programs, self.schedulers = programs, list(schedulers)
         self._params, self._state = params, state
@@ -230,7 +229,7 @@ class Engine(KeepsBlocks):
                 break
         return events
 
-    def _draft(self, speculation: Speculation) -> list[TokenEvent]:
+    def _draft(self, speculation: "Speculation") -> list[TokenEvent]:
         """Gives requests drafts, having waited for the steps in flight if that pays; what those brought."""
         events: list[TokenEvent] = []
         if self._pending:
@@ -280,6 +279,8 @@ class Engine(KeepsBlocks):
         scores = self.prompt_scores.send(self._params, bucket, hidden, rows, places) if scored else []
         pending = _Pending(bucket, rows, places, sampled, begun, scores)
         if self.drafters:
+            from trillion_infer.engine.drafting import wanted_rows
+
             wanted = wanted_rows(plans, bucket.sequences) if any(row.lookahead for row in rows) else None
             for drafter in self.drafters:
                 drafted = drafter.follow(bucket, self._state, batch, hidden, extras[0], sampled, wanted)

@@ -4,6 +4,8 @@ import dataclasses
 import functools
 import hashlib
 import os
+import sys
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,7 +21,6 @@ from jax.sharding import PartitionSpec as P
 
 from sharding.rules import VOCAB_AXES
 from trillion_infer.config.model import ModelConfig
-from trillion_infer.distributed.calls import Recorder
 from trillion_infer.engine.batch import BatchLayout
 from trillion_infer.engine.buckets import SCORE_ROWS, Bucket, Buckets
 from trillion_infer.engine.compile_cache import COMPILER
@@ -28,6 +29,7 @@ from trillion_infer.layers.context import Ops
 from trillion_infer.sample import SLOT_CHUNK, init_slot
 
 if TYPE_CHECKING:
+    from trillion_infer.distributed.calls import Recorder
     from trillion_infer.layers.decoder import Decoder
 
 Progress = Callable[[int, int], None]
@@ -63,7 +65,7 @@ class ProgramSet:
     does not change. With a recorder, other processes repeat every call."""
 
     compiled: int = field(default=0, init=False)
-    recorder: Recorder | None = field(default=None, init=False)
+    recorder: "Recorder | None" = field(default=None, init=False)
     _programs: dict[str, Program] = field(default_factory=dict, init=False)
     _coming: dict[str, "Future[Program | None]"] = field(default_factory=dict, init=False)
 
@@ -176,11 +178,14 @@ class Programs(ProgramSet):
         return [*chooses, *steps, "update_tables", "init_slot", "make_pools", *scores]
 
     def names_as_needed(self) -> list[str]:
-        """`names`, those that a first request takes before the others: a short prompt's, with the sampler that takes
-        longest to load ahead."""
-        first = min(self.buckets.mixed, key=lambda bucket: (bucket.tokens, bucket.sequences))
-        early = ["make_pools", f"choose_{first.sequences}", "update_tables", first.name, "init_slot"]
+        """`names`, those that a first request takes before the others."""
+        early = self._needed_first()
         return [*early, *(name for name in self.names() if name not in early)]
+
+    def _needed_first(self) -> list[str]:
+        """Programs of a short prompt, with the sampler that takes longest to load ahead."""
+        first = min(self.buckets.mixed, key=lambda bucket: (bucket.tokens, bucket.sequences))
+        return ["make_pools", f"choose_{first.sequences}", "update_tables", first.name, "init_slot"]
 
     def load_all(self, progress: Progress | None = None) -> None:
         """Takes what is missing from the source, as far as it goes; `progress` as for `compile_all`."""
@@ -188,9 +193,12 @@ class Programs(ProgramSet):
 
     def load_behind(self) -> None:
         """Has a thread take every program from the source, while the engine is made and after; whoever needs one waits
-        for that one alone."""
+        for that one alone. What a first request does not take is loaded when the processors have nothing else to do."""
         pool = ThreadPoolExecutor(1, COMPILER)
-        self._coming = {name: pool.submit(self._load, name) for name in self.names_as_needed()}
+        names, early = self.names_as_needed(), len(self._needed_first())
+        self._coming = {name: pool.submit(self._load, name) for name in names[:early]}
+        pool.submit(_step_back)
+        self._coming |= {name: pool.submit(self._load, name) for name in names[early:]}
         pool.shutdown(wait=False)
 
     @property
@@ -333,6 +341,12 @@ def _output_shardings(fn: Callable[..., Any], args: tuple[Any, ...], donate: tup
         return kept, jax.tree.map(lambda _: of(P()), out[1])
     rest = jax.tree.map(lambda _: of(P("data")), out[4:])
     return kept, of(P("data")), of(P("data", VOCAB_AXES)), of(P("data")), *rest
+
+
+def _step_back() -> None:
+    """This thread runs when no other wants a processor, where the system has priorities of threads."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
 
 
 def sampler_name(bucket: Bucket) -> str:

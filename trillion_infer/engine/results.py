@@ -7,8 +7,7 @@ import jax
 import numpy as np
 
 from trillion_infer.core.outputs import Logprob
-from trillion_infer.sample import Sampled
-from trillion_infer.speculate.verify import Verified
+from trillion_infer.sample import Sampled, Verified
 
 
 def new_tokens(sampled: Sampled | Verified) -> list[list[int]]:

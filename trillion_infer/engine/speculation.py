@@ -10,6 +10,7 @@ from trillion_infer.config.engine import EngineConfig
 from trillion_infer.core.outputs import DraftFigures
 from trillion_infer.core.request import Request, Status
 from trillion_infer.engine.buckets import Bucket, Buckets
+from trillion_infer.engine.draft_length import draft_length
 from trillion_infer.engine.drafting import Drafted
 from trillion_infer.schedule.plan import Row
 from trillion_infer.schedule.scheduler import Scheduler
@@ -17,25 +18,11 @@ from trillion_infer.speculate import DraftRequest, Speculator, StepCost, host_dr
 from trillion_infer.speculate.base import NOTHING, Draft
 from trillion_infer.speculate.offered import OfferedDrafter
 
-MAX_DRAFTS = 15
-"""Drafts of one request in one step: with the token before them, the positions of a verification row."""
-
-MODEL_DRAFTS = 3
-"""The same where a model drafts: each further draft costs a run of it."""
-
 _AGED_AFTER = 512
 """Steps after which half of what an unused verifying bucket cost beyond a step without drafts is forgotten."""
 
 _MOST = 4.0
 """A step counts as at most so many times the mean: the caller may have paused."""
-
-
-def draft_length(config: EngineConfig) -> int:
-    """Drafts of one request in one step, at most; 0 without speculation. Raises ConfigError for unknown drafters."""
-    specs = parse_speculate(config.speculate)
-    if not specs:
-        return 0
-    return config.draft_len or (MAX_DRAFTS if all(spec.on_host for spec in specs) else MODEL_DRAFTS)
 
 
 class BucketCost(StepCost):

@@ -75,7 +75,7 @@ class StateShape:
         def of(spec: PartitionSpec, like: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct(like.shape, like.dtype, sharding=NamedSharding(mesh, spec))
 
-        sampler = jax.eval_shape(lambda: SamplerState.create(data * self.slots, self.vocab, penalties=self.penalties))
+        sampler = SamplerState.shapes(data * self.slots, self.vocab, penalties=self.penalties)
         table = jax.ShapeDtypeStruct((data * self.slots, self.blocks), jnp.int32)
         return DeviceState(
             pools=(

@@ -4,17 +4,19 @@ import dataclasses
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trillion_infer.constrain import GrammarCompiler, GrammarState
 from trillion_infer.core.errors import InvalidRequestError
 from trillion_infer.core.outputs import RequestMetrics
 from trillion_infer.core.request import Request
 from trillion_infer.core.sampling_params import SamplingParams, StructuredOutput
 from trillion_infer.sample.host import sequence_sampling
 from trillion_infer.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from trillion_infer.constrain import GrammarCompiler, GrammarState
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, or a mapping with `prompt` or `prompt_token_ids`."""
@@ -124,7 +126,7 @@ class PromptReader:
             for number, (sampling, grammar) in enumerate(zip(samplings, grammars, strict=True))
         ]
 
-    def grammar(self, spec: StructuredOutput | None) -> GrammarState | None:
+    def grammar(self, spec: StructuredOutput | None) -> "GrammarState | None":
         """A fresh state of the grammar. The first one reads the whole vocabulary."""
         if spec is None:
             return None
@@ -134,6 +136,8 @@ class PromptReader:
             )
         with self._grammars_lock:
             if self._grammars is None:
+                from trillion_infer.constrain import GrammarCompiler
+
                 self._grammars = GrammarCompiler(self.tokenizer)
             return self._grammars.compile(spec)
 

@@ -77,7 +77,7 @@ class LatentAttention(nnx.Module):
             return x, ctx.gather(entry, "latent_rows", axis=1)[:, :entry_dim]
         query = linear(x, self.query_down, ctx)
         both = ctx.gather(jnp.concatenate((query, entry), axis=1)[:, None], "latent_rows", axis=1)
-        query_dim, rows = self.query_norm.width, query.shape[1]
+        query_dim, rows = self.spec.q_rank, query.shape[1]
         query, entry = (part.reshape(x.shape[0], -1) for part in (both[:, :, :rows], both[:, :, rows:]))
         return self.query_norm(query[:, :query_dim]), entry[:, :entry_dim]
 

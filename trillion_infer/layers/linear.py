@@ -63,7 +63,7 @@ def _quantised(x: Array, stack: QuantisedTensor, index: Array | None, ctx: Conte
 
 def _native(x: Array, stack: Array, index: Array | None, in_axes: int) -> Array:
     """The native CPU kernel reads layer `index` of the stack where it lies, in its own dtype."""
-    from pallas_kernels.cpu_native import matmul
+    from pallas_kernels.cpu_native.matmul import matmul
 
     if index is None:
         stack, index = stack[None], jnp.int32(0)

@@ -4,15 +4,14 @@ One program serves every mixture of requests: rare work stands behind `lax.cond`
 batch that is greedy throughout pays one pass for the maximum.
 """
 
-import dataclasses
 from collections.abc import Callable
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, UInt
 
 from trillion_infer.sample import filters, processors
+from trillion_infer.sample.chosen import Sampled
 from trillion_infer.sample.logprobs import no_scores, score
 from trillion_infer.sample.noise import gumbel, row_keys
 from trillion_infer.sample.rows import RowParams
@@ -20,19 +19,6 @@ from trillion_infer.sample.state import SamplerState, Tables, record, slot_table
 
 MASK_EMPTY, NOT_FINITE = 1, 2
 """Bits of Sampled.flags: mask and bias left no token, so they were ignored; the logits hold NaN or no finite value."""
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Sampled:
-    """What one step chose. Logprobs, ranks and alternatives are set in steps where some row asks for logprobs."""
-
-    token: Int[Array, "R"]
-    logprob: Float[Array, "R"]
-    rank: Int[Array, "R"]
-    top_ids: Int[Array, "R k"]
-    top_logprobs: Float[Array, "R k"]
-    flags: Int[Array, "R"]
 
 
 def sample(

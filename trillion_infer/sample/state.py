@@ -36,16 +36,22 @@ class SamplerState:
     bias: Float[Array, "N V"]
 
     @classmethod
-    def create(cls, num_slots: int, vocab: int, *, penalties: bool = True) -> Self:
-        """Empty state; `vocab` is the padded vocabulary. penalties=False saves 9 bytes per slot and token and
+    def shapes(cls, num_slots: int, vocab: int, *, penalties: bool = True) -> Self:
+        """The state's shapes; `vocab` is the padded vocabulary. penalties=False saves 9 bytes per slot and token and
         makes penalties, logit_bias and bad_words unavailable (`host.check_supported` refuses them)."""
-        rows = num_slots if penalties else 0
-        return cls(
-            last_token=jnp.zeros(num_slots, jnp.int32),
-            counts=jnp.zeros((rows, vocab), jnp.int32),
-            prompt_mask=jnp.zeros((rows, vocab), bool),
-            bias=jnp.zeros((rows, vocab), jnp.float32),
+        table = (num_slots if penalties else 0, vocab)
+        return cls(  # pyright: ignore[reportArgumentType]
+            last_token=jax.ShapeDtypeStruct((num_slots,), jnp.int32),
+            counts=jax.ShapeDtypeStruct(table, jnp.int32),
+            prompt_mask=jax.ShapeDtypeStruct(table, jnp.bool_),
+            bias=jax.ShapeDtypeStruct(table, jnp.float32),
         )
+
+    @classmethod
+    def create(cls, num_slots: int, vocab: int, *, penalties: bool = True) -> Self:
+        """Empty state, of `shapes`."""
+        shapes = cls.shapes(num_slots, vocab, penalties=penalties)
+        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
 
     @classmethod
     def specs(cls, vocab_axis: str | tuple[str, ...] | None) -> Self:

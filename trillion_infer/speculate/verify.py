@@ -12,27 +12,11 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, UInt
 
 from trillion_infer.sample import filters, sampler
+from trillion_infer.sample.chosen import Verified as Verified
 from trillion_infer.sample.logprobs import no_scores, score
 from trillion_infer.sample.noise import ACCEPT, RESIDUAL, gumbel, row_keys, uniforms
 from trillion_infer.sample.rows import RowParams
 from trillion_infer.sample.state import SamplerState, Tables, record_many, slot_tables
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Verified:
-    """The first num_tokens entries of each row are its new tokens (accepted drafts, then one more); the others are -1.
-
-    Inactive rows have none. The other fields are as in `Sampled`, one entry per position.
-    """
-
-    tokens: Int[Array, "S n"]
-    num_tokens: Int[Array, "S"]
-    logprob: Float[Array, "S n"]
-    rank: Int[Array, "S n"]
-    top_ids: Int[Array, "S n k"]
-    top_logprobs: Float[Array, "S n k"]
-    flags: Int[Array, "S n"]
 
 
 def verify(

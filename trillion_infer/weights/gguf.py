@@ -95,6 +95,10 @@ class GGUFCheckpoint:
         """
         return self._file.tensors[self._stored[name]].qtype.name, self._packed(name)
 
+    def packed_shape(self, name: str) -> tuple[int, ...]:
+        """Shape of the blocks that `read_raw` gives, without moving a row."""
+        return self._file.raw(self._stored[name]).shape
+
     def release(self, name: str) -> None:
         tensor = self._file.tensors[self._stored[name]]
         self._file.mapped.release(tensor.begin, tensor.end)

@@ -137,7 +137,8 @@ class PackedGGUF:
         return [n + PACKED if n + PACKED in self._parts else n for n in self._stored.names()]
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self._blocks(name).shape if name in self._parts else self._stored.shape(name)
+        stored = self._stored
+        return stored.packed_shape(name.removesuffix(PACKED)) if name in self._parts else stored.shape(name)
 
     def dtype(self, name: str) -> np.dtype:
         return np.dtype(np.uint8) if name in self._parts else self._stored.dtype(name)

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from native_modules import load_module
 
-from pallas_kernels.cpu_native import native, ragged_paged_attention
+from pallas_kernels.cpu_native import native
+from pallas_kernels.cpu_native.attention import ragged_paged_attention
 
 pytestmark = pytest.mark.skipif(not native().isas, reason=native().reason)
 

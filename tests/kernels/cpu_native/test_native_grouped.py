@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pallas_kernels.cpu_native import grouped_matmul, matmul, native, quantised_grouped_matmul
+from pallas_kernels.cpu_native import native
+from pallas_kernels.cpu_native.matmul import grouped_matmul, matmul, quantised_grouped_matmul
 from pallas_kernels.quantised_matmul import dequantise, quantise
 
 pytestmark = pytest.mark.skipif(not native().isas, reason=native().reason)

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from native_blocks import GGUF, random_blocks
 
-from pallas_kernels.cpu_native import gguf_matmul, native, quantised_grouped_matmul, quantised_matmul
+from pallas_kernels.cpu_native import native
+from pallas_kernels.cpu_native.matmul import gguf_matmul, quantised_grouped_matmul, quantised_matmul
 from pallas_kernels.quantised_matmul import dequantise, quantise
 
 pytestmark = pytest.mark.skipif(not native().isas, reason=native().reason)
@@ -82,7 +83,7 @@ def test_one_thread_gives_the_bits_of_many(run_python):
         import hashlib, os
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
         import jax.numpy as jnp, numpy as np
-        from pallas_kernels.cpu_native import quantised_matmul
+        from pallas_kernels.cpu_native.matmul import quantised_matmul
         from pallas_kernels.quantised_matmul import quantise
         x, w = (np.random.default_rng(s).standard_normal(n, np.float32) for s, n in ((5, (40, 256)), (4, (300, 256))))
         w = quantise(jnp.asarray(w), "int4")

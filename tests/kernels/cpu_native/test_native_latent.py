@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from native_modules import load_module
 
-from pallas_kernels.cpu_native import latent_paged_attention, native
+from pallas_kernels.cpu_native import native
+from pallas_kernels.cpu_native.attention import latent_paged_attention
 
 pytestmark = pytest.mark.skipif(not native().isas, reason=native().reason)
 

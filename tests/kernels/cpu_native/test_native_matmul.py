@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pallas_kernels.cpu_native import matmul, native
+from pallas_kernels.cpu_native import native
+from pallas_kernels.cpu_native.matmul import matmul
 
 pytestmark = pytest.mark.skipif(not native().isas, reason=native().reason)
 
@@ -109,7 +110,7 @@ def test_eight_devices_at_once(run_python):
     out = run_python("""
         import jax, jax.numpy as jnp, numpy as np
         from jax.sharding import PartitionSpec as P
-        from pallas_kernels.cpu_native import matmul
+        from pallas_kernels.cpu_native.matmul import matmul
         mesh = jax.sharding.Mesh(np.array(jax.devices()), ("tensor",))
         x = jnp.asarray(np.random.default_rng(0).standard_normal((40, 256), np.float32))
         w = jnp.asarray(np.random.default_rng(1).standard_normal((2, 256, 256), np.float32))

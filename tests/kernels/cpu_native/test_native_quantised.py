@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from native_blocks import GGUF, random_blocks
 
-from pallas_kernels.cpu_native import gguf_matmul, native, quantised_matmul
+from pallas_kernels.cpu_native import native
+from pallas_kernels.cpu_native.matmul import gguf_matmul, quantised_matmul
 from pallas_kernels.quantised_matmul import dequantise, quantise
 
 pytestmark = pytest.mark.skipif(not native().isas, reason=native().reason)
