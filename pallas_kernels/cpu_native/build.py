@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import jax
+import jaxlib
 
 SOURCES = Path(__file__).parent / "src"
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra")
@@ -100,7 +101,7 @@ def _digest(compiler: str) -> str:
     program = os.path.realpath(compiler)
     file = os.stat(program)
     told = (program, file.st_size, file.st_mtime_ns)
-    known = (jax.lib.__version__, told, _FLAGS, UNITS, DOT_PRODUCTS)
+    known = (jaxlib.__version__, told, _FLAGS, UNITS, DOT_PRODUCTS)
     named = hashlib.sha256(repr(known).encode())
     for source in sorted(SOURCES.iterdir()):
         named.update(source.name.encode() + b"\0" + source.read_bytes())

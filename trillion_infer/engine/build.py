@@ -48,7 +48,7 @@ from trillion_infer.weights.rounding import RECIPES
 from trillion_infer.weights.spec import HOST_MEMORY, ParamSpec
 
 if TYPE_CHECKING:
-    from trillion_infer.distributed.group import Group, Leader
+    from trillion_infer.distributed.group import Follower, Group, Leader
     from trillion_infer.engine.draft_plan import DraftPlan, DraftSource
     from trillion_infer.engine.drafting import DraftPrograms
     from trillion_infer.engine.many_hosts import FollowingEngine
@@ -350,7 +350,7 @@ def build_engine(
         from trillion_infer.engine.many_hosts import FollowingEngine
         from trillion_infer.engine.pool_sides import pool_side
 
-        return FollowingEngine(programs, state, params, group, pool_side(blueprint)), report
+        return FollowingEngine(programs, state, params, cast("Follower", group), pool_side(blueprint)), report
     schedulers = [_scheduler(blueprint, caches, fingerprint) for _ in range(blueprint.data)]
     speculation = None
     if config.speculate:
@@ -358,7 +358,7 @@ def build_engine(
 
         models = [plan.name for plan in blueprint.drafts]
         speculation = Speculation(config, programs.buckets, blueprint.data, models)
-    make = engine_type if group is None else _lead(programs, group, (params, state))
+    make = engine_type if group is None else _lead(programs, cast("Leader", group), (params, state))
     engine = make(programs, state, params, schedulers, config.run_ahead, speculation)
     for plan, compiled in zip(blueprint.drafts, drafting, strict=True):
         from trillion_infer.engine.drafting import ModelDrafter

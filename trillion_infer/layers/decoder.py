@@ -74,9 +74,11 @@ class Layer(nnx.Module):
             if isinstance(spec.mixer, AttentionSpec)
             else LatentAttention(spec.mixer, declared["mixer"])
         )
-        is_dense = isinstance(spec.ffn, DenseSpec)
-        self.ffn = GatedFFN(spec.ffn, declared["ffn"]) if is_dense else MoE(spec.ffn, declared["ffn"])
-        self.mixer_norm, self.ffn_norm = norm(declared["mixer_norm"]), norm(declared["ffn_norm"])
+        self.ffn = (
+            GatedFFN(spec.ffn, declared["ffn"]) if isinstance(spec.ffn, DenseSpec) else MoE(spec.ffn, declared["ffn"])
+        )
+        self.mixer_norm = RMSNorm(declared["mixer_norm"], config.norm_eps, config.norm_plus_one)
+        self.ffn_norm = RMSNorm(declared["ffn_norm"], config.norm_eps, config.norm_plus_one)
         self.mixer_post_norm, self.ffn_post_norm = norm(declared["mixer_post_norm"]), norm(declared["ffn_post_norm"])
 
     def __call__(

@@ -1,7 +1,8 @@
 """What the sampler remembers about each running request, on the device."""
 
 import dataclasses
-from typing import Self
+from collections.abc import Callable
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -40,11 +41,12 @@ class SamplerState:
         """The state's shapes; `vocab` is the padded vocabulary. penalties=False saves 9 bytes per slot and token and
         makes penalties, logit_bias and bad_words unavailable (`host.check_supported` refuses them)."""
         table = (num_slots if penalties else 0, vocab)
-        return cls(  # pyright: ignore[reportArgumentType]
-            last_token=jax.ShapeDtypeStruct((num_slots,), jnp.int32),
-            counts=jax.ShapeDtypeStruct(table, jnp.int32),
-            prompt_mask=jax.ShapeDtypeStruct(table, jnp.bool_),
-            bias=jax.ShapeDtypeStruct(table, jnp.float32),
+        shape: Callable[..., Any] = jax.ShapeDtypeStruct
+        return cls(
+            last_token=shape((num_slots,), jnp.int32),
+            counts=shape(table, jnp.int32),
+            prompt_mask=shape(table, jnp.bool_),
+            bias=shape(table, jnp.float32),
         )
 
     @classmethod

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jaxlib
 from jax.sharding import Mesh
 
 from trillion_infer.engine.ops import platform_of
@@ -65,7 +66,7 @@ def surroundings(mesh: Mesh) -> dict[str, Any]:
         "host": _host() if kind == "cpu" else None,
         "versions": {
             "jax": jax.__version__,
-            "jaxlib": jax.lib.__version__,
+            "jaxlib": jaxlib.__version__,
             **{name: _version(name) for name in _COMPILERS.get(kind, ())},
         },
         "flags": {
