@@ -57,8 +57,14 @@ def attend(
     """Output and, where the pool is a shard, log-sum-exp of the op, for a pool that already holds the new tokens."""
     tokens, heads, rank = q_latent.shape
     dtype = pool.dtype if kv_scales is None else q_latent.dtype
-    q = jnp.concatenate([q_latent, q_rope], axis=2).astype(dtype)
-    q = jnp.pad(q, ((0, 0), (0, 0), (0, pool.shape[3] - q.shape[2])))
+    width = pool.shape[3]
+
+    def queries(rows: slice | Array) -> Array:
+        """Both parts of some tokens' queries beside each other, as wide as a row of the pool. Those of all tokens at
+        once would be one of the largest temporaries of a prefill step."""
+        q = jnp.concatenate([q_latent[rows], q_rope[rows]], axis=-1).astype(dtype)
+        return jnp.pad(q, (*[(0, 0)] * (q.ndim - 1), (0, width - q.shape[-1])))
+
     shape = Shape(heads, rank, pool.shape[3], pool.shape[2], pool.dtype.name)
     blocks = blocks or tpu_blocks(shape, page_table.shape[1])
     if reason := blocks.refusal(shape):
@@ -78,7 +84,7 @@ def attend(
     )
     decode = decode_items(kv_lens, num_seqs, tokens)
     sequences = decode.sequence.shape[0]
-    found = run(q[:sequences], decode)
+    found = run(queries(slice(sequences)), decode)
 
     def alone(found):
         return [jnp.pad(x, ((0, tokens - sequences), (0, 0), (0, 0))) for x in found]
@@ -87,7 +93,7 @@ def attend(
         size = blocks.queries(shape)
         items, row = prefill_items(kv_lens, cu_q_lens, num_seqs, tokens, size)
         token = items.first_token[:, None] + jnp.arange(size)
-        grouped = q[jnp.minimum(token, tokens - 1)].reshape(-1, size * heads, q.shape[2])
+        grouped = queries(jnp.minimum(token, tokens - 1)).reshape(-1, size * heads, width)
         rows = [x.reshape(-1, heads, x.shape[-1])[row] for x in run(grouped, items)]
         decoded = (jnp.arange(sequences) < num_seqs[0])[:, None, None]
         first = [jnp.where(decoded, old, new[:sequences]) for old, new in zip(found, rows, strict=True)]

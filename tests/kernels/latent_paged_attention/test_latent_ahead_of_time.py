@@ -24,10 +24,12 @@ TARGETS = {
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
 def test_it_compiles_with_temporaries_of_the_size_of_its_queries(spec, target, batch):
+    """The blocks of queries, their results and those in the tokens' order; TPU7x tiles the last anew. The pool is 8 GiB,
+    whatever the device: half of what DeepSeek V3 leaves on v5p."""
     compiled, pool = compile_layers(spec, batch, topology(target)[0], TARGETS[target])
     pool_bytes = math.prod(pool.shape) * pool.dtype.itemsize
     query_bytes = batch.tokens * spec.heads * (spec.rank + spec.rope) * (2 if spec.shards == 1 else 4)
     temporaries = compiled.memory_analysis().temp_size_in_bytes
-    assert temporaries < 5 * query_bytes + (32 << 20)
-    assert temporaries < 0.04 * pool_bytes
+    assert temporaries < 6 * query_bytes + (32 << 20)
+    assert temporaries < 0.05 * pool_bytes
     assert pool_copies(compiled.as_text() or "", [pool.shape]) == []
