@@ -24,8 +24,8 @@ TARGETS = {
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
 def test_it_compiles_with_temporaries_of_the_size_of_its_queries(spec, target, batch):
-    """The blocks of queries, their results and those in the tokens' order; TPU7x tiles the last anew. The pool is 8 GiB,
-    whatever the device: half of what DeepSeek V3 leaves on v5p."""
+    """The blocks of queries, their results and those in the tokens' order; TPU7x tiles the last anew. The pool is
+    8 GiB, whatever the device: half of what DeepSeek V3 leaves on v5p."""
     compiled, pool = compile_layers(spec, batch, topology(target)[0], TARGETS[target])
     pool_bytes = math.prod(pool.shape) * pool.dtype.itemsize
     query_bytes = batch.tokens * spec.heads * (spec.rank + spec.rope) * (2 if spec.shards == 1 else 4)
