@@ -18,6 +18,7 @@ from trillion_infer.engine.buckets import MANY_WIDTH, Bucket, make_buckets
 from trillion_infer.engine.draft_length import MAX_DRAFTS
 from trillion_infer.engine.programs import sampler_name
 from trillion_infer.engine.speculation import BucketCost
+from trillion_infer.speculate.adaptive import allot, can_pay
 
 pytestmark = pytest.mark.matrix
 
@@ -302,6 +303,19 @@ def test_drafts_that_no_step_holds_never_pay():
                 cost.record_step(bucket, 1.0)
             assert cost.estimate(tokens) < float("inf")
             assert cost.estimate(tokens + 1) == float("inf")
+
+
+@pytest.mark.parametrize("slope", [0.1, 0.5, 0.9, 1.1])
+@pytest.mark.parametrize("prefill", [0, 16])
+def test_drafts_can_pay_exactly_where_certain_ones_would_be_taken(slope, prefill):
+    buckets = make_buckets(32, 128, MAX_DRAFTS)
+    cost = BucketCost(buckets, shards=2)
+    for bucket in buckets.all * 2:
+        cost.record_step(bucket, 1 + slope * bucket.tokens)
+    for sequences, limits in [(1, [15]), (3, [7, 0, 2]), (5, [1] * 9), (17, [7] * 17), (32, [3] * 20)]:
+        cost.at(sequences, prefill)
+        certain = allot([[1.0] * limit for limit in limits], len(limits), cost)
+        assert can_pay(limits, len(limits), cost) == any(certain), (sequences, limits)
 
 
 def test_no_drafts_where_they_do_not_pay(make_llm):

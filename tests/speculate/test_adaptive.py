@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trillion_infer.speculate import Acceptance, Draft, StepCost, allot
+from trillion_infer.speculate.adaptive import can_pay
 from trillion_infer.speculate.stats import SpeculationStats
 
 
@@ -40,6 +41,15 @@ def test_an_unmeasured_size_is_tried_and_then_known():
     assert allot([[0.5]], 1, cost) == [1]
     cost.record(2, 3.0)
     assert allot([[0.5]], 1, cost) == [0]
+
+
+@given(
+    limits=st.lists(st.integers(0, 5), min_size=1, max_size=4),
+    seconds=st.lists(st.floats(0.1, 3.0), min_size=4, max_size=4).map(sorted),
+)
+def test_drafts_can_pay_exactly_where_certain_ones_would_be_taken(limits, seconds):
+    cost = measured(dict(zip((1, 4, 8, 24), seconds, strict=True)))
+    assert can_pay(limits, len(limits), cost) == any(allot([[1.0] * limit for limit in limits], len(limits), cost))
 
 
 falling = st.lists(st.floats(0.01, 0.99), max_size=3).map(lambda p: list(itertools.accumulate(p, lambda a, b: a * b)))

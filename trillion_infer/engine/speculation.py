@@ -91,6 +91,12 @@ class BucketCost(StepCost):
         slope = (least - alone) / (known[-1].tokens - base.tokens)
         return least + slope / 2 * (bucket.tokens - known[-1].tokens)
 
+    def full(self, base: int, most: int) -> list[int]:
+        """As StepCost has it, of steps that hold the rows of the coming one."""
+        fitting = [bucket.tokens for bucket in self._all.verify if bucket.sequences >= self._sequences]
+        totals = [(tokens - self._prefill) * self._shards for tokens in fitting]
+        return [*(total for total in totals if base < total < most), most]
+
     def _is_hopeless(self, bucket: Bucket, seconds: float) -> bool:
         """The step took longer than its tokens would without drafts, even if every draft stood."""
         base = self._all.choose(bucket.sequences, bucket.sequences, decode_only=True)

@@ -34,6 +34,10 @@ class StepCost:
         below = [bucket for bucket in self._seconds if bucket <= self.bucket(tokens)]
         return max(self._seconds[bucket] for bucket in below) if below else None
 
+    def full(self, base: int, most: int) -> list[int]:
+        """Query tokens above `base`, up to `most`, to which one more would make the step another, and `most`."""
+        return [*(size for size in self._buckets if base < size < most), most]
+
 
 class Calibration:
     """How often tokens stood of which a drafter was so sure, over all requests.
@@ -107,7 +111,23 @@ class Acceptance:
         return chances
 
 
-def allot(chances: Sequence[Sequence[float]], base_tokens: int, cost: StepCost, margin: float = 1.03) -> list[int]:
+MARGIN = 1.03
+"""Tokens per second that drafts must give, of those without."""
+
+
+def can_pay(limits: Sequence[int], base_tokens: int, cost: StepCost) -> bool:
+    """Whether drafts of these lengths would be worth their cost if every token stood: little work, so asked first."""
+    alone, count, most = cost.estimate(base_tokens), len(limits), sum(limits)
+    if alone is None or not most:
+        return False
+    for tokens in cost.full(base_tokens, base_tokens + most):
+        seconds = cost.estimate(tokens)
+        if seconds is not None and (count + tokens - base_tokens) * alone > MARGIN * count * seconds:
+            return True
+    return False
+
+
+def allot(chances: Sequence[Sequence[float]], base_tokens: int, cost: StepCost, margin: float = MARGIN) -> list[int]:
     """Draft lengths, one per request, with the most tokens per second; all 0 unless that gains by `margin`.
 
     chances: for each request, the falling probabilities that its drafted tokens stand. base_tokens: query tokens of

@@ -3,7 +3,7 @@
 from collections.abc import Hashable, Sequence
 
 from trillion_infer.core.errors import ConfigError
-from trillion_infer.speculate.adaptive import Acceptance, StepCost, allot
+from trillion_infer.speculate.adaptive import Acceptance, StepCost, allot, can_pay
 from trillion_infer.speculate.base import NOTHING, Draft, Drafter, DraftRequest
 from trillion_infer.speculate.stats import SpeculationStats
 
@@ -28,7 +28,8 @@ class Speculator:
 
         limits: for each request, the most drafts that its length still allows (max_tokens, context, pages).
         """
-        if not requests or not self._can_pay(len(requests), base_tokens):
+        limits = [min(limit, self._max_drafts) for limit in limits]
+        if not requests or not can_pay(limits, base_tokens, self._cost):
             return [NOTHING] * len(requests)
         drafts = self._best(requests, limits)
         chances = [self._acceptance.chances(r.request_id, draft) for r, draft in zip(requests, drafts, strict=True)]
@@ -60,11 +61,6 @@ class Speculator:
         self._acceptance.release(request.request_id)
         for drafter in self._drafters:
             drafter.release(request)
-
-    def _can_pay(self, num_requests: int, base_tokens: int) -> bool:
-        """Drafts that all stand would be worth their cost: else nobody is asked."""
-        perfect = [[1.0] * self._max_drafts] * num_requests
-        return any(allot(perfect, base_tokens, self._cost))
 
     def _best(self, requests: Sequence[DraftRequest], limits: Sequence[int]) -> list[Draft]:
         best = [NOTHING] * len(requests)
