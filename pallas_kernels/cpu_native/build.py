@@ -101,7 +101,8 @@ def _digest(compiler: str) -> str:
     program = os.path.realpath(compiler)
     file = os.stat(program)
     told = (program, file.st_size, file.st_mtime_ns)
-    known = (jaxlib.__version__, told, _FLAGS, UNITS, DOT_PRODUCTS)
+    version = jaxlib.__version__  # pyright: ignore[reportPrivateImportUsage]
+    known = (version, told, _FLAGS, UNITS, DOT_PRODUCTS)
     named = hashlib.sha256(repr(known).encode())
     for source in sorted(SOURCES.iterdir()):
         named.update(source.name.encode() + b"\0" + source.read_bytes())

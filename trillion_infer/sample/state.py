@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import jax
 import jax.numpy as jnp
@@ -41,7 +41,7 @@ class SamplerState:
         """The state's shapes; `vocab` is the padded vocabulary. penalties=False saves 9 bytes per slot and token and
         makes penalties, logit_bias and bad_words unavailable (`host.check_supported` refuses them)."""
         table = (num_slots if penalties else 0, vocab)
-        shape: Callable[..., Any] = jax.ShapeDtypeStruct
+        shape = cast("Callable[..., Any]", jax.ShapeDtypeStruct)
         return cls(
             last_token=shape((num_slots,), jnp.int32),
             counts=shape(table, jnp.int32),

@@ -66,7 +66,7 @@ def surroundings(mesh: Mesh) -> dict[str, Any]:
         "host": _host() if kind == "cpu" else None,
         "versions": {
             "jax": jax.__version__,
-            "jaxlib": jaxlib.__version__,
+            "jaxlib": jaxlib.__version__,  # pyright: ignore[reportPrivateImportUsage]
             **{name: _version(name) for name in _COMPILERS.get(kind, ())},
         },
         "flags": {
