@@ -39,7 +39,8 @@ def bring(cache: ExpertCache, layer, needed, at_once: int) -> tuple[ExpertCache,
 
     cache, missing = make_room(cache, layer, needed)
     if at_once:
-        total, cache = multiply_while_copying(cache, read, missing, product, at_once)
+        nothing = jnp.zeros((EXPERTS, NAMES.size))
+        total, cache = multiply_while_copying(cache, read, missing, product, at_once, nothing)
         return cache, total.sum(0)
     cache = bring_in(cache, read, missing)
     return cache, product(cache, jnp.ones(EXPERTS, bool)).sum(0)

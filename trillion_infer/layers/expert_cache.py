@@ -130,11 +130,13 @@ def multiply_while_copying(
     missing: Missing,
     product: Callable[[ExpertCache, Bool[Array, " E"]], Float[Array, "T M"]],
     at_once: int,
+    nothing: Float[Array, "T M"],
 ) -> tuple[Float[Array, "T M"], ExpertCache]:
     """The sum of products over all experts, and the cache with the missing ones in their slots, `at_once` copied
     beside each product.
 
-    product: what the experts of the mask, which are in their slots, add to each token, in float32.
+    product: what the experts of the mask, which are in their slots, add to each token. nothing: the zeros that the sum
+    begins with, in the products' dtype.
     """
 
     def of_wave(held: tuple[Any, Any], wave: Int[Array, ""]) -> Float[Array, "T M"]:
@@ -153,9 +155,7 @@ def multiply_while_copying(
 
     held = (cache.gate_up, cache.down)
     waves = (missing.count + at_once - 1) // at_once
-    shape = jax.eval_shape(of_wave, held, waves)
-    nothing = vary_like(jnp.zeros(shape.shape, shape.dtype), *jax.tree.leaves(held), missing)
-    held, total = lax.fori_loop(0, waves, copy_next, (held, nothing))
+    held, total = lax.fori_loop(0, waves, copy_next, (held, vary_like(nothing, held, missing)))
     gate_up, down = held
     return total + of_wave(held, waves), replace(cache, gate_up=gate_up, down=down)
 

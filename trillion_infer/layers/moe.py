@@ -95,12 +95,12 @@ class MoE(nnx.Module):
         if down_bias is not None:
             down_bias = jnp.where(ctx.shard_index("expert_ffn") == 0, down_bias, 0)
 
-        def product(cache: ExpertCache, slots: Int[Array, "T k"], out_dtype: str | None = None):
+        def product(cache: ExpertCache, ready: Bool[Array, " E"]) -> Float[Array, "T M"]:
             return grouped_ffn(
                 x,
                 cache.gate_up,
                 cache.down,
-                slots,
+                jnp.where(ready[expert], slots, -1),
                 weights,
                 activation=self.spec.activation,
                 gate_up_bias=bias,
@@ -109,19 +109,16 @@ class MoE(nnx.Module):
                 backend=ctx.ops.attention,
                 interpret=ctx.ops.interpret,
                 int8_activations=ctx.ops.int8_activations,
-                out_dtype=out_dtype,
+                out_dtype="float32",
             )
 
-        def of(cache: ExpertCache, ready: Bool[Array, " E"]) -> Float[Array, "T M"]:
-            return product(cache, jnp.where(ready[expert], slots, -1), "float32")
-
-        if ctx.ops.expert_copies != "first":
-            at_once = COPIES_OF_MANY if ids.size > FEW_ROWS else 1
-            routed, cache = multiply_while_copying(cache, read, missing, of, at_once)
-            routed = routed.astype(x.dtype)
-        else:
+        if ctx.ops.expert_copies == "first":
             cache = bring_in(cache, read, missing)
-            routed = product(cache, slots)
+            routed = product(cache, needed)
+        else:
+            at_once, nothing = COPIES_OF_MANY if ids.size > FEW_ROWS else 1, jnp.zeros(x.shape, jnp.float32)
+            routed, cache = multiply_while_copying(cache, read, missing, product, at_once, nothing)
+        routed = routed.astype(x.dtype)
         axes = ctx.axes("experts") + ctx.axes("expert_ffn")
         routed = lax.psum(routed, axes) if axes else routed
         return (routed if self.shared is None else routed + self.shared(x, ctx)), cache
