@@ -5,29 +5,15 @@ import dataclasses
 import pytest
 
 from pallas_kernels.common.pool_copies import pool_copies
+from trillion_infer.benchmark.roofline import LLAMA3_8B
 from trillion_infer.config.deployment import Deployment, find_deployment
 from trillion_infer.plan.compile_report import compile_deployment
 from trillion_infer.plan.placement import plan_deployment
 
-LLAMA_3_8B = {
-    "architectures": ["LlamaForCausalLM"],
-    "head_dim": 128,
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "max_position_embeddings": 8192,
-    "num_attention_heads": 32,
-    "num_hidden_layers": 32,
-    "num_key_value_heads": 8,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 500000.0,
-    "torch_dtype": "bfloat16",
-    "vocab_size": 128256,
-}
-
 
 def llama_3_8b(topology: str, mesh: str) -> Deployment:
     options = {"mesh": mesh, "max_running": 64, "prefill_chunk": 512, "max_model_len": 8192}
-    return Deployment(name="llama_3_8b", options=options, topology=topology, hf_config=LLAMA_3_8B)
+    return Deployment(name="llama_3_8b", options=options, topology=topology, hf_config=LLAMA3_8B)
 
 
 CASES = {
@@ -43,9 +29,10 @@ CASES = {
 def test_no_stack_of_weights_is_tiled_anew():
     """TPU7x reads 16-bit matrices in tiles of 16 rows where parameters have 8: a step must not copy all of them."""
     deployment = llama_3_8b("tpu7x:2x2x1", "tensor=2")
-    deployment = dataclasses.replace(deployment, hf_config={**LLAMA_3_8B, "vocab_size": 256, "num_hidden_layers": 8})
+    deployment = dataclasses.replace(deployment, hf_config={**LLAMA3_8B, "vocab_size": 256, "num_hidden_layers": 8})
     blueprint, _, _ = plan_deployment(deployment)
-    program = blueprint.programs((64,)).forward(blueprint.programs((64,)).buckets.decode[-1])
+    programs = blueprint.programs((64,))
+    program = programs.forward(programs.buckets.decode[-1])
     assert program.temp_bytes < 4096 * 14336 * 2 // 2, "one matrix of one layer on one of two devices"
 
 
