@@ -25,7 +25,7 @@ from trillion_infer.config.model import ModelConfig, MoESpec
 from trillion_infer.config.scheduler import SchedulerConfig
 from trillion_infer.config.stages import stage_plan
 from trillion_infer.core.errors import ConfigError
-from trillion_infer.core.importing import resting_collector, without_shell
+from trillion_infer.core.importing import quick_imports
 from trillion_infer.core.timeline import Timeline
 from trillion_infer.engine import budget, experts
 from trillion_infer.engine.buckets import SMALLEST_PREFILL, make_buckets
@@ -106,7 +106,7 @@ class Blueprint:
     @cached_property
     def model(self) -> "Decoder":
         """The model's module. Only tracing needs it, and importing flax takes a sixth of a start."""
-        with resting_collector(), without_shell():
+        with quick_imports():
             from trillion_infer.layers.decoder import Decoder
         return Decoder(self.family.config, self.family.names, dict(self.mesh.shape))
 

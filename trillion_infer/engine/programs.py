@@ -177,11 +177,6 @@ class Programs(ProgramSet):
         chooses += dict.fromkeys(sampler_name(bucket) for bucket in self.buckets.verify)
         return [*chooses, *steps, "update_tables", "init_slot", "make_pools", *scores]
 
-    def names_as_needed(self) -> list[str]:
-        """`names`, those that a first request takes before the others."""
-        early = self._needed_first()
-        return [*early, *(name for name in self.names() if name not in early)]
-
     def _needed_first(self) -> list[str]:
         """Programs of a short prompt, with the sampler that takes longest to load ahead."""
         first = min(self.buckets.mixed, key=lambda bucket: (bucket.tokens, bucket.sequences))
@@ -195,10 +190,10 @@ class Programs(ProgramSet):
         """Has a thread take every program from the source, while the engine is made and after; whoever needs one waits
         for that one alone. What a first request does not take is loaded when the processors have nothing else to do."""
         pool = ThreadPoolExecutor(1, COMPILER)
-        names, early = self.names_as_needed(), len(self._needed_first())
-        self._coming = {name: pool.submit(self._load, name) for name in names[:early]}
+        early = self._needed_first()
+        self._coming = {name: pool.submit(self._load, name) for name in early}
         pool.submit(_step_back)
-        self._coming |= {name: pool.submit(self._load, name) for name in names[early:]}
+        self._coming |= {name: pool.submit(self._load, name) for name in self.names() if name not in early}
         pool.shutdown(wait=False)
 
     @property

@@ -20,8 +20,8 @@ from trillion_infer.engine.buckets import SCORE_ROWS, Bucket
 from trillion_infer.engine.state import DeviceState, specs_of
 from trillion_infer.layers.context import Ops, Sequences
 from trillion_infer.layers.decoder import Decoder, Params, Pools, StepInputs
-from trillion_infer.sample import PACKED_FIELDS, RowParams, Sampled, SamplerState, sample, score, unpack
-from trillion_infer.speculate.verify import Verified, verify
+from trillion_infer.sample import PACKED_FIELDS, RowParams, Sampled, SamplerState, Verified, sample, score, unpack
+from trillion_infer.speculate.verify import verify
 
 
 def make_forward(

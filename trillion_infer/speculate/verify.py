@@ -12,7 +12,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, UInt
 
 from trillion_infer.sample import filters, sampler
-from trillion_infer.sample.chosen import Verified as Verified
+from trillion_infer.sample.chosen import Verified
 from trillion_infer.sample.logprobs import no_scores, score
 from trillion_infer.sample.noise import ACCEPT, RESIDUAL, gumbel, row_keys, uniforms
 from trillion_infer.sample.rows import RowParams

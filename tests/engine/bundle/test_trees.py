@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 
 from trillion_infer.engine.bundle import trees
-from trillion_infer.sample import Sampled, SamplerState
-from trillion_infer.speculate.verify import Verified
+from trillion_infer.sample import Sampled, SamplerState, Verified
 
 SAMPLED = Sampled(*range(6))
 VERIFIED = Verified(*range(7))
