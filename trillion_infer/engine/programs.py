@@ -4,8 +4,6 @@ import dataclasses
 import functools
 import hashlib
 import os
-import sys
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -188,12 +186,11 @@ class Programs(ProgramSet):
 
     def load_behind(self) -> None:
         """Has a thread take every program from the source, while the engine is made and after; whoever needs one waits
-        for that one alone. What a first request does not take is loaded when the processors have nothing else to do."""
+        for that one alone. What a first request takes comes first."""
         pool = ThreadPoolExecutor(1, COMPILER)
         early = self._needed_first()
-        self._coming = {name: pool.submit(self._load, name) for name in early}
-        pool.submit(_step_back)
-        self._coming |= {name: pool.submit(self._load, name) for name in self.names() if name not in early}
+        names = [*early, *(name for name in self.names() if name not in early)]
+        self._coming = {name: pool.submit(self._load, name) for name in names}
         pool.shutdown(wait=False)
 
     @property
@@ -336,12 +333,6 @@ def _output_shardings(fn: Callable[..., Any], args: tuple[Any, ...], donate: tup
         return kept, jax.tree.map(lambda _: of(P()), out[1])
     rest = jax.tree.map(lambda _: of(P("data")), out[4:])
     return kept, of(P("data")), of(P("data", VOCAB_AXES)), of(P("data")), *rest
-
-
-def _step_back() -> None:
-    """This thread runs when no other wants a processor, where the system has priorities of threads."""
-    if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
 
 
 def sampler_name(bucket: Bucket) -> str:
