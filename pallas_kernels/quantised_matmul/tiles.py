@@ -47,7 +47,7 @@ def swapped(leaf: Array) -> bool:
 def major_to_minor(leaf: Array) -> tuple[int, ...]:
     """The layout of a weight leaf that spares the kernels a copy, for `jax.experimental.layout.Layout`.
 
-    It is XLA's own choice for most shapes; an engine that sets it on its parameters depends on none.
+    It is XLA's own choice for most shapes; `tpu_layouts.as_kernels_read` asks for it where it is not.
     """
     order = tuple(range(leaf.ndim))
     return (*order[:-2], order[-1], order[-2]) if swapped(leaf) else order

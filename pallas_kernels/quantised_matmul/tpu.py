@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels.common.varying import result_like, vary_together
 from pallas_kernels.quantised_matmul import tiles
 from pallas_kernels.quantised_matmul.formats import GGUF_FORMATS, ROW_SCALED, QuantisedTensor
+from pallas_kernels.quantised_matmul.tpu_layouts import TURNED
 
 VMEM_LIMIT = 60 << 20
 TILE_BYTES = 4 << 20
@@ -105,7 +106,7 @@ def _kernel(layer_ref, x_ref, packed_ref, scale_ref, y_ref, *, multiply, rows):
 
 def reads_swapped(format: str | None, leaf: Array) -> bool:
     """Whether a kernel reads a leaf of a weight of this format with its last two axes swapped."""
-    return format in (None, "int4", "int4_affine", "mxfp4") and tiles.swapped(leaf)
+    return format in TURNED and tiles.swapped(leaf)
 
 
 def as_read(format: str | None, leaf: Array) -> Array:

@@ -37,6 +37,20 @@ def test_no_stack_of_weights_is_tiled_anew():
 
 
 @pytest.mark.aot
+def test_no_stack_of_scales_is_laid_out_anew():
+    """A TPU's own choice for the scales of gpt-oss's experts has the experts in a tile's rows, which no kernel reads."""
+    deployment = find_deployment("gpt_oss_120b_h100x1")
+    options = {**deployment.options, "mesh": "expert=4", "max_running": 4, "max_model_len": 4096}
+    hf_config = {**(deployment.hf_config or {}), "num_hidden_layers": 4, "vocab_size": 256}
+    deployment = dataclasses.replace(deployment, topology="v5p:2x2x1", options=options, hf_config=hf_config)
+    blueprint, _, _ = plan_deployment(deployment)
+    programs = blueprint.programs(tuple(64 for _ in blueprint.layouts))
+    program = programs.forward(programs.buckets.decode[0])
+    one_layer = 32 * 2 * 2880 * 90
+    assert program.temp_bytes < one_layer // 2, program.temp_bytes
+
+
+@pytest.mark.aot
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_the_largest_steps_of_prefill_and_decode_hold_no_second_pool(name):

@@ -13,6 +13,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from pallas_kernels.cpu_native import native
 from pallas_kernels.quantised_matmul.formats import QuantisedTensor
+from pallas_kernels.quantised_matmul.tpu_layouts import as_kernels_read, lay_out
 from sharding.heads import round_up
 from sharding.rules import SERVE_RULES, named_sharding, shards
 from trillion_infer.cache.kv_cache import KVCache
@@ -137,12 +138,13 @@ class Blueprint:
 
     @cached_property
     def abstract_params(self) -> dict[str, Any]:
-        """Shapes, dtypes and shardings of the parameters; `QuantisedTensor`s of them where weights stay packed."""
+        """Shapes, dtypes, shardings and, where a TPU needs them, layouts of the parameters; `QuantisedTensor`s of them
+        where weights stay packed."""
         plain = {
             name: jax.ShapeDtypeStruct(spec.shape, jnp.dtype(spec.dtype or self.dtype), sharding=self.shardings[name])
             for name, spec in self.specs.items()
         }
-        return plain if self.packing is None else {**plain, **self.packing(self.specs, self.shardings)}
+        return plain if self.packing is None else plain | as_kernels_read(self.packing(self.specs, self.shardings))
 
     def state_shape(self, pages: tuple[int, ...]) -> StateShape:
         page_size = self.layouts[0].page_size
@@ -413,7 +415,7 @@ def _holders(blueprint: Blueprint, shape: StateShape, programs: Programs) -> dic
 
 def _load(blueprint: Blueprint, load: Loader) -> dict[str, jax.Array]:
     with told_as_ours("the weights", {"weights": blueprint.weight_bytes_per_device()}):
-        return load(blueprint.specs, blueprint.shardings, blueprint.dtype)
+        return lay_out(load(blueprint.specs, blueprint.shardings, blueprint.dtype), blueprint.abstract_params)
 
 
 def _scheduler(blueprint: Blueprint, groups: list[CacheGroup], fingerprint: bytes) -> Scheduler:

@@ -12,6 +12,7 @@ from jax._src import core
 from jax._src.interpreters import pxla
 from jax._src.lib import xla_client  # pyright: ignore[reportPrivateImportUsage]
 from jax._src.stages import ArgInfo
+from jax.experimental.layout import Layout
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -31,8 +32,6 @@ def pack(compiled: jax.stages.Compiled) -> tuple[bytes, dict[str, Any]]:
     found = [name for name in special if getattr(unloaded, name, None)]
     if compiled._params.const_args:
         found.append("const_args")
-    if any(layout is not None for layout in unloaded.dispatch_in_layouts):
-        found.append("layouts of arguments")
     if found:
         raise NotBundled(f"it has {', '.join(found)}, which a bundle does not hold")
     try:
@@ -57,8 +56,8 @@ def _serialise(executable: Any) -> bytes:
 
 
 def describe_arguments(args: tuple[Any, ...]) -> list[list[Any]]:
-    """Shape, dtype and split of every leaf of abstract arguments, as JSON."""
-    return [_leaf(leaf, leaf.sharding) for leaf in jax.tree.leaves(args)]
+    """Shape, dtype, split and, where one is asked for, layout of every leaf of abstract arguments, as JSON."""
+    return [[*_leaf(leaf, leaf.sharding), *_layout(leaf)] for leaf in jax.tree.leaves(args)]
 
 
 def unpack(
@@ -76,8 +75,10 @@ def unpack(
         out_tree = trees.decode(description["tree"])
         if out_tree.num_leaves != len(outputs) or not all(0 <= i < len(leaves) for i in kept):
             raise NotBundled("its description contradicts itself")
+        executable = client.deserialize_executable(payload, executable_devices=devices)
+        layouts = _layouts(executable, [leaves[i] for i in kept])
         unloaded = pxla.UnloadedMeshExecutable(
-            xla_executable=client.deserialize_executable(payload, executable_devices=devices),
+            xla_executable=executable,
             device_list=devices,
             backend=client,
             input_avals=[avals[i] for i in kept],
@@ -94,8 +95,8 @@ def unpack(
             host_callbacks=[],
             kept_var_idx=set(kept),
             mut=None,
-            xla_in_layouts=[None] * len(kept),
-            dispatch_in_layouts=[None] * len(kept),
+            xla_in_layouts=layouts,
+            dispatch_in_layouts=layouts,
             xla_out_layouts=[None] * len(outputs),
             all_args_info=None,
             pgle_profiler=None,
@@ -115,6 +116,19 @@ def _leaf(value: Any, sharding: Any) -> list[Any]:
         raise NotBundled(f"an array lies in {sharding.memory_kind} memory")
     spec = [list(part) if isinstance(part, tuple) else part for part in sharding.spec]
     return [list(value.shape), np.dtype(value.dtype).name, spec, bool(getattr(value, "weak_type", False))]
+
+
+def _layout(leaf: Any) -> list[list[int]]:
+    """The order of axes in memory that is asked for, major to minor, in a list; empty where none is."""
+    return [list(leaf.format.layout.major_to_minor)] if leaf.format.layout else []
+
+
+def _layouts(executable: Any, arguments: list[Any]) -> list[Layout | None]:
+    """As the runtime wants the arguments that ask for a layout; None for the others."""
+    if not any(leaf.format.layout for leaf in arguments):
+        return [None] * len(arguments)
+    found = map(Layout.from_pjrt_layout, executable.get_parameter_layouts())
+    return [laid if leaf.format.layout else None for leaf, laid in zip(arguments, found, strict=True)]
 
 
 def _default_memory(sharding: NamedSharding) -> str | None:
