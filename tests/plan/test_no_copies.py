@@ -41,7 +41,7 @@ def test_no_stack_of_scales_is_laid_out_anew():
     """A TPU's own choice for the scales of gpt-oss's experts has the experts in a tile's rows, which no kernel reads."""
     deployment = find_deployment("gpt_oss_120b_h100x1")
     options = {**deployment.options, "mesh": "expert=4", "max_running": 4, "max_model_len": 4096}
-    hf_config = {**(deployment.hf_config or {}), "num_hidden_layers": 4, "vocab_size": 256}
+    hf_config = {**(deployment.hf_config or {}), "num_hidden_layers": 2, "vocab_size": 256}
     deployment = dataclasses.replace(deployment, topology="v5p:2x2x1", options=options, hf_config=hf_config)
     blueprint, _, _ = plan_deployment(deployment)
     programs = blueprint.programs(tuple(64 for _ in blueprint.layouts))
