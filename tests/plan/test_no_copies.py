@@ -38,7 +38,7 @@ def test_no_stack_of_weights_is_tiled_anew():
 
 @pytest.mark.aot
 def test_no_stack_of_scales_is_laid_out_anew():
-    """A TPU's own choice for the scales of gpt-oss's experts has the experts in a tile's rows, which no kernel reads."""
+    """A TPU would put the experts of gpt-oss's scales into the rows of its tiles, where no kernel reads them."""
     deployment = find_deployment("gpt_oss_120b_h100x1")
     options = {**deployment.options, "mesh": "expert=4", "max_running": 4, "max_model_len": 4096}
     hf_config = {**(deployment.hf_config or {}), "num_hidden_layers": 2, "vocab_size": 256}

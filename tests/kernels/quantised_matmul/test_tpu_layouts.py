@@ -63,6 +63,7 @@ def test_loaded_weights_are_moved_to_the_layout_asked_for_and_keep_their_values(
 
     moved = lay_out(dict(params), {"experts": QuantisedTensor(plain, turned, "mxfp4", 32), "norm": params["norm"]})
 
-    assert moved["norm"] is params["norm"] and moved["experts"].packed is weight.packed
+    assert moved["norm"] is params["norm"]
+    assert moved["experts"].packed is weight.packed
     assert moved["experts"].scale.format.layout.major_to_minor == (0, 1, 3, 2)
     np.testing.assert_array_equal(moved["experts"].scale, weight.scale)
