@@ -40,18 +40,21 @@ MAX_LLMS = 8
 
 
 @pytest.fixture(scope="session")
-def make_llm() -> Callable:
+def make_llm(pytestconfig) -> Callable:
     """make_llm(path or name of a tiny model, **options), shared by tests. `made`: the newest; others are closed.
 
-    make_llm.fresh makes one that is the test's own.
+    make_llm.fresh makes one that is the test's own. Both run the kernels that `--kernels` names, interpreted.
     """
     from trillion_infer import LLM
 
     kept: dict = {}
+    usual = {"dtype": "float32", "max_running": 8, "kv_memory": 16 * 2**20, "bundle": ""}
+    if platform := pytestconfig.getoption("--kernels"):
+        usual |= {"attention": platform, "interpret": True}
 
     def fresh(model: str | Path, **options):
         path = GOLDEN / "tiny" / model if isinstance(model, str) else model
-        return LLM(path, **{"dtype": "float32", "max_running": 8, "kv_memory": 16 * 2**20, "bundle": "", **options})
+        return LLM(path, **{**usual, **options})
 
     def make(model: str | Path, **options):
         key = (model, *sorted(options.items()))
@@ -93,6 +96,7 @@ MATRIX_SAMPLE = 2
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--kernels", choices=["tpu", "gpu"], help="run engines of tiny models on these, interpreted")
     for name, what in (("--aot", "of the compile matrices"), ("--matrix", "of the matrices of engines")):
         parser.addoption(name, choices=["sample", "all"], default="sample", help=f"how much {what} to run")
 

@@ -1,14 +1,27 @@
 """The table of the kernel report, and how it knows what is stale."""
 
+import importlib
 import json
 import shutil
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 
 from pallas_kernels.common import sources
 from pallas_kernels.common.report import Cost, Row, table
 from pallas_kernels.common.sources import code_digest
+from sharding.topologies import KINDS
+
+TEMPORARIES = {"ragged_paged_attention": 0.02, "latent_paged_attention": 0.04}
+"""Of the pool, as the compile tests of these operations ask."""
+
+
+@pytest.fixture(scope="module")
+def written():
+    """The rows of docs/kernels.json."""
+    path = Path(__file__).parents[3] / "docs" / "kernels.json"
+    return [Row.of(entry) for entry in json.loads(path.read_text())]
 
 
 def row(spec, pool_bytes, code="abc"):
@@ -41,3 +54,16 @@ def test_a_digest_changes_with_code_and_not_with_comments(tmp_path, monkeypatch)
         path.write_text(path.read_text() + addition + "\n")
         digests.append(code_digest("grouped_matmul", "tpu", "one"))
     assert digests[0] == digests[1] != digests[2]
+
+
+@pytest.mark.parametrize("op", [*TEMPORARIES, "grouped_matmul", "quantised_matmul"])
+def test_the_written_table_holds_every_shape_for_every_target(written, op):
+    specs = importlib.import_module(f"pallas_kernels.{op}.arg_specs").SPECS
+    wanted = {(op, spec.name, batch, kind) for spec in specs for batch in ("decode", "prefill") for kind in KINDS}
+    assert {row.key for row in written if row.op == op} == wanted
+
+
+@pytest.mark.parametrize("op", TEMPORARIES)
+def test_written_kernels_hold_little_beside_their_pool(written, op):
+    rows = [row for row in written if row.op == op]
+    assert [row.key for row in rows if row.temp_bytes >= TEMPORARIES[op] * row.pool_bytes] == []
