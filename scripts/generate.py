@@ -59,9 +59,11 @@ def _answer(llm: LLM, params: SamplingParams, rows: list) -> int:
         prompt = llm.render_chat([{"role": "user", "content": PROMPT.value}]) if CHAT.value else PROMPT.value
         if SESSION.value is not None:
             prompt = llm.sessions.resume(SESSION.value) + prompt
-        for piece in llm.stream(prompt, params, SESSION.value):
-            print(piece, end="", flush=True)
-        print()
+        try:
+            for piece in llm.stream(prompt, params, SESSION.value):
+                print(piece, end="", flush=True)
+        finally:  # what is said of an end before its time stands on its own line
+            print(flush=True)
         if SESSION.value is not None:
             llm.sessions.save(SESSION.value)
         return 0
