@@ -132,8 +132,9 @@ class Speculation:
         self._tracked: dict[str, _Tracked] = {}
 
     def draft_always(self) -> None:
-        """From now on drafts count as free, so that all there are get verified: for measuring drafters."""
-        self.cost.estimate = lambda tokens: 1.0
+        """From now on a step counts as the cheaper the more it verifies, so that all drafts there are get verified,
+        however few stood: for measuring drafters."""
+        self.cost.estimate = lambda tokens: 1.0 / max(1, tokens)
 
     def track(self, request: Request) -> None:
         """The request has its first token; drafts may follow."""
