@@ -1,7 +1,7 @@
 # make demo     answers a question with real weights      make test         everything CI runs
 # make demo PROMPT="…"                                    make test-oldest  a smoke subset on Python 3.11 and jax 0.10.2
 # make test-slow    what takes minutes a test             make test-aot     every kernel for every target
-# (test-slow and test-aot run whole what test samples)
+# (test-slow and test-aot run whole what test samples; pytest tests/engine --kernels=tpu or gpu: on interpreted kernels)
 # PYTHON=… chooses the interpreter; otherwise the newest that runs, from 3.11 up, makes .venv.
 
 PROMPT ?= What is the capital of France?

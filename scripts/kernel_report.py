@@ -44,7 +44,7 @@ the script; rows without it are of earlier code. Scratch is the vector memory (T
 kernel plans with; temp / pool is the compiler's temporaries over the pool, which is updated in place and takes a
 quarter of the device (latents: 8 GiB). Bytes and GFLOP are of one call by the kernel's own loops (decode: 64
 sequences; prefill: a chunk of 512 tokens; each after up to 8192 cached tokens), beside the fewest that the result
-needs.
+needs. The programs are those of the compile tests (`make test-aot`); one that copied its pool would have no row.
 """
 
 
