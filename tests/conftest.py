@@ -54,7 +54,9 @@ def make_llm(pytestconfig) -> Callable:
 
     def fresh(model: str | Path, **options):
         path = GOLDEN / "tiny" / model if isinstance(model, str) else model
-        return LLM(path, **{**usual, **options})
+        llm = LLM(path, **{**usual, **options})
+        llm.wait_for_programs()  # so that steps and compilations can be counted
+        return llm
 
     def make(model: str | Path, **options):
         key = (model, *sorted(options.items()))

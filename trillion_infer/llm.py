@@ -82,7 +82,9 @@ class LLM:
       debug_kernels: check page tables and lengths before every step and raise KernelInputError, at some cost.
       cpu_isa: instruction set of this process's native CPU kernels: auto (the best there is) | avx2 | avx512 | neon.
       int8_activations: on CPU with dtype bfloat16, round what meets packed weights to 8 bits: faster, less exact.
-      precompile: compile every program before the first request. compile_cache: folder for compiled programs, ""
+      precompile: compile every program without being asked; False: when a request first needs it. On CPU those of a
+        first request are compiled before the LLM is ready, in which all others can be served too, and the rest while
+        it answers; elsewhere all before. compile_cache: folder for compiled programs, ""
         for none; None: the user's cache folder.
       bundle: folder of executable bundles (scripts/compile.py --bundle writes them): programs are loaded from the one
         that fits model, mesh, devices, versions and code, without tracing; what it lacks is compiled and added. "" for
@@ -401,6 +403,12 @@ class LLM:
         experts = self.blueprint.expert_memory
         on_host = {} if experts is None else {f"experts_on_{experts.place}": report.host_bytes}
         return on_host | with_unaccounted({**engine, "program_temporaries": report.temp_bytes}, self.mesh, on_host)
+
+    def wait_for_programs(self) -> None:
+        """Waits until what is compiled behind the engine is there (see `precompile`): before something is measured, or
+        so that the whole bundle is written."""
+        if self.leads:
+            self.engine.wait_for_programs()  # pyright: ignore[reportAttributeAccessIssue]
 
     def close(self) -> None:
         """Ends what is in flight, lets followers go, and frees the arrays."""

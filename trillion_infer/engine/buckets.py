@@ -1,5 +1,6 @@
 """The few shapes a step may have, so that every program is compiled before the first request."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 SCORE_ROWS = 64
@@ -50,6 +51,16 @@ class Buckets:
         """Distinct numbers of sequences in steps that verify nothing."""
         return tuple(sorted({bucket.sequences for bucket in self.decode + self.mixed}))
 
+    def first(self, whole_prompts: bool) -> tuple[Bucket, ...]:
+        """Those that answer a short prompt, or, where a step holds whole prompts, any one: one with prefill, which can
+        do all others' work too, and the smallest decode."""
+        return (max(self.mixed) if whole_prompts else self.mixed[0], *self.decode[:1])
+
+    def among(self, is_ready: Callable[[Bucket], bool]) -> "Buckets":
+        """Those that are ready; of steps that verify, all or none."""
+        decode, mixed = (tuple(b for b in each if is_ready(b)) for each in (self.decode, self.mixed))
+        return Buckets(decode, mixed, self.verify if all(is_ready(b) for b in self.verify) else ())
+
     def for_role(self, role: str) -> "Buckets":
         """Those that an engine of one role has use for: `prefill` takes no steps of decode alone, `decode` prefills
         only what was preempted."""
@@ -62,8 +73,9 @@ class Buckets:
         if width > 1:
             holds = (b for b in self.verify if b.tokens >= tokens and b.sequences >= sequences and b.width >= width)
             return min(holds)
-        if decode_only and self.decode:
-            return next(b for b in self.decode if b.sequences >= sequences)
+        of_decode = [b for b in self.decode if b.sequences >= sequences] if decode_only else []
+        if of_decode:
+            return of_decode[0]
         return min(b for b in self.mixed if b.tokens >= tokens and b.sequences >= sequences)
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, cast
@@ -35,7 +35,7 @@ from trillion_infer.engine.engine import Engine
 from trillion_infer.engine.fits import check_fits_here
 from trillion_infer.engine.memory import device_bytes, give_back_freed_memory, is_on_device, told_as_ours
 from trillion_infer.engine.ops import choose_ops, default_page_size, platform_of, pool_platform, settle_isa
-from trillion_infer.engine.programs import Programs
+from trillion_infer.engine.programs import Programs, ProgramSet
 from trillion_infer.engine.sizing import prepare, size_pools
 from trillion_infer.engine.state import StateShape
 from trillion_infer.layers.expert_cache import ExpertCache
@@ -70,14 +70,19 @@ class BuildReport:
     weights_bytes: int = 0
     host_bytes: int = 0
     kv_bytes: int = 0
-    temp_bytes: int = 0
+    programs: list[ProgramSet] = field(default_factory=list)
+
+    @property
+    def temp_bytes(self) -> int:
+        """Temporaries of the hungriest program that is there."""
+        return max((each.temp_bytes for each in self.programs), default=0)
 
     def add(self, other: "BuildReport") -> None:
         """Takes in what another engine of the same process took."""
         self.weights_bytes += other.weights_bytes
         self.host_bytes += other.host_bytes
         self.kv_bytes += other.kv_bytes
-        self.temp_bytes = max(self.temp_bytes, other.temp_bytes)
+        self.programs += other.programs
 
 
 @dataclass(frozen=True)
@@ -173,7 +178,9 @@ class Blueprint:
         taken = {number for plan in self.drafts for number in plan.model.aux_layers}
         aux_layers = tuple(sorted(taken)) if self.drafts else None
         config, model = self.family.config, lambda: self.model
-        return Programs(config, model, self.mesh, buckets, ops, self.abstract_params, state, aux_layers=aux_layers)
+        whole = not self.config.chunked_prefill
+        shapes = buckets, ops, self.abstract_params, state
+        return Programs(config, model, self.mesh, *shapes, aux_layers=aux_layers, whole_prompts=whole)
 
     def draft_programs(self, programs: Programs) -> "tuple[DraftPrograms, ...]":
         """The programs of the models that draft beside `programs`."""
@@ -321,10 +328,11 @@ def build_engine(
         raise ConfigError(f"speculate names {blueprint.drafts[0].name}, which drafts within one process. Use one.")
     check_fits_here(blueprint)
     tiering = _open_tiers(blueprint, fingerprint) if config.has_tiers else None
-    with ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(1) as pool, ExitStack() as unless_built:
         loading = pool.submit(_timed, phase("load weights"), lambda: _load(blueprint, load))
         with phase("size pools, open bundle"):
             caches, programs = size_pools(blueprint, None if group is None else _agreement(group))
+        unless_built.callback(programs.stop)
         if group is not None and group.leads:
             from trillion_infer.distributed.calls import Recorder
 
@@ -333,19 +341,21 @@ def build_engine(
         if config.precompile:
             pages = tuple(cache.num_pages for cache in caches)
             with phase("load or compile programs"):
-                prepare(programs, pages, partial(tell, "compile"))
+                on_cpu = platform_of(blueprint.mesh) == "cpu"
+                prepare(programs, pages, partial(tell, "compile"), behind=on_cpu and group is None)
                 for each in drafting:
                     each.compile_all(partial(tell, "compile"))
         shape = blueprint.state_shape(tuple(cache.num_pages for cache in caches))
         with phase("allocate pools"), told_as_ours("the KV pools", _holders(blueprint, shape, programs)):
             state = shape.allocate(blueprint.mesh, programs.get("make_pools").run if group is None else None)
         params = loading.result()
+        unless_built.pop_all()
     if programs.compiled:
         give_back_freed_memory()
     report.weights_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(params) if is_on_device(leaf))
     report.host_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(params)) - report.weights_bytes
     report.kv_bytes = sum(pool.nbytes for pool in state.kv_pools)
-    report.temp_bytes = max(each.temp_bytes for each in (programs, *drafting))
+    report.programs = [programs, *drafting]
     if group is not None:
         group.agree("built", 0, min)
     if group is not None and not group.leads:

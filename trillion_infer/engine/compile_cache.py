@@ -27,23 +27,34 @@ class FreshCompiles:
     """While entered, XLA compiles anew. `cached`: programs of an engine that came from the cache all the same.
 
     What XLA's CPU runtime loaded from its cache it serialises without the functions in it ("Function … not found" when
-    that is loaded, in jaxlib 0.12), so only fresh programs may go into a bundle. The setting is the whole process's:
-    small programs that other threads had begun to compile, such as those that make weights, may still be found and do
+    that is loaded, in jaxlib 0.12), so only fresh programs may go into a bundle. The setting is the whole process's,
+    so who is inside is counted for the whole process: several engines may compile at a time, each until its own end.
+    Small programs that other threads had begun to compile, such as those that make weights, may still be found and do
     not count.
     """
+
+    _lock, _inside, _enabled = threading.Lock(), 0, True
 
     def __init__(self) -> None:
         self.cached = 0
 
     def __enter__(self) -> "FreshCompiles":
-        self._enabled = jax.config.jax_enable_compilation_cache  # pyright: ignore[reportAttributeAccessIssue]
-        self._switch(False)
+        kind = FreshCompiles
+        with kind._lock:
+            if not kind._inside:
+                kind._enabled = jax.config.jax_enable_compilation_cache  # pyright: ignore[reportAttributeAccessIssue]
+                self._switch(False)
+            kind._inside += 1
         jax.monitoring.register_event_listener(self._listen)
         return self
 
     def __exit__(self, *_: object) -> None:
         jax.monitoring.unregister_event_listener(self._listen)
-        self._switch(self._enabled)
+        kind = FreshCompiles
+        with kind._lock:
+            kind._inside -= 1
+            if not kind._inside:
+                self._switch(kind._enabled)
 
     def _switch(self, enabled: bool) -> None:
         jax.config.update("jax_enable_compilation_cache", enabled)

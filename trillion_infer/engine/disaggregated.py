@@ -337,6 +337,11 @@ class DisaggregatedEngine(KeepsBlocksOf):
     def wake_by(self, wake: Callable[[], None]) -> None:
         """As Engine.wake_by."""
 
+    def wait_for_programs(self) -> None:
+        """As Engine.wait_for_programs, of all engines."""
+        for engine in self.engines:
+            engine.wait_for_programs()
+
     def drain(self) -> None:
         for engine in self.engines:
             engine.drain()

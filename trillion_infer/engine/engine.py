@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 from trillion_infer.core.request import Request, Status
 from trillion_infer.engine.batch import BatchLayout, pack_rows
-from trillion_infer.engine.buckets import Bucket
+from trillion_infer.engine.buckets import Bucket, Buckets
 from trillion_infer.engine.events import TokenEvent
 from trillion_infer.engine.keeping import KeepsBlocks
 from trillion_infer.engine.masks import TokenMasks
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 class _Pending:
     """A step sent to the device. `rows[i]` is the request row whose result stands at place `places[i]`.
 
-    begun: when its preparation began; None where that included compiling.
+    begun: when its preparation began; None where that included compiling, or something was compiled beside it.
     """
 
     bucket: Bucket
@@ -83,6 +83,7 @@ class Engine(KeepsBlocks):
         self._rows = [RowTable(scheduler.config.max_running) for scheduler in schedulers]
         self.prompt_scores = PromptScores(programs)
         self.speculation = speculation
+        self._buckets: Buckets | None = None
         self.tiering: KVTiering | None = None
         self.guard: BatchGuard | None = None
         self.on_finish: Callable[[Request, Scheduler], None] | None = None
@@ -205,20 +206,23 @@ class Engine(KeepsBlocks):
             events += self._receive(self._pending.popleft())
         if events:
             return events
-        if self.speculation is not None:
-            events += self._draft(self.speculation)
+        buckets = self._ready_buckets()
+        drafts = bool(buckets.verify) or not self.programs.buckets.verify
+        speculation = self.speculation if drafts else None
+        if speculation is not None:
+            events += self._draft(speculation)
         if self.tiering is not None:
             is_idle = waits and not self._pending and not any(scheduler.num_running for scheduler in self.schedulers)
             self.replace_pools(self.tiering.promote(self.all_pools, is_idle))
-        lookahead = self.speculation.lookahead(self.schedulers) if self.speculation is not None else 0
+        lookahead = speculation.lookahead(self.schedulers) if speculation is not None else 0
         plans = [scheduler.schedule(lookahead) for scheduler in self.schedulers]
         if self.tiering is not None:
             self.tiering.save_evicted(self.all_pools)
         sent = any(plan is not None for plan in plans)
         if sent:
             compiled = self.programs.compiled
-            self._pending.append(self._send(plans, begun))
-            if self.programs.compiled != compiled:
+            self._pending.append(self._send(plans, begun, buckets))
+            if self.programs.compiled != compiled or self.programs.coming:
                 self._pending[-1].begun = None
             self.steps += 1
         while self._pending and (len(self._pending) > self._depth or not sent):
@@ -228,6 +232,15 @@ class Engine(KeepsBlocks):
             if not sent:
                 break
         return events
+
+    def _ready_buckets(self) -> Buckets:
+        """The buckets that need no waiting; no step is planned larger than those hold."""
+        ready = self.programs.ready
+        if ready is not self._buckets:
+            self._buckets, largest = ready, max(ready.mixed)
+            for scheduler in self.schedulers:
+                scheduler.limit(largest.tokens, largest.sequences)
+        return ready
 
     def _draft(self, speculation: "Speculation") -> list[TokenEvent]:
         """Gives requests drafts, having waited for the steps in flight if that pays; what those brought."""
@@ -241,7 +254,7 @@ class Engine(KeepsBlocks):
         speculation.assign(self.schedulers)
         return events
 
-    def _send(self, plans: list[StepPlan | None], begun: float) -> _Pending:
+    def _send(self, plans: list[StepPlan | None], begun: float, buckets: Buckets) -> _Pending:
         for shard, plan in enumerate(plans):
             if plan is not None:
                 self._prepare(shard, plan)
@@ -249,7 +262,7 @@ class Engine(KeepsBlocks):
         scored = any(
             self.prompt_scores.wants(row) for plan in filled for row in plan.rows if row.length > 1 or not row.samples
         )
-        bucket = self.programs.buckets.choose(
+        bucket = buckets.choose(
             max(plan.num_tokens for plan in filled),
             max(len(plan.rows) for plan in filled),
             decode_only=not scored and all(plan.num_decode == len(plan.rows) for plan in filled),
@@ -405,7 +418,8 @@ class Engine(KeepsBlocks):
         """Sums over data shards of the schedulers' figures, the engine's own counters, and what speculation gave."""
         total: dict[str, float] = self.speculation.stats() if self.speculation is not None else {}
         compiled = self.programs.compiled + sum(drafter.programs.compiled for drafter in self.drafters)
-        total |= {"steps": self.steps, "compilations": compiled, **self._expert_stats()}
+        coming = {"programs_coming": len(self.programs.coming)}
+        total |= {"steps": self.steps, "compilations": compiled, **coming, **self._expert_stats()}
         for scheduler in self.schedulers:
             for name, value in scheduler.stats().items():
                 total[name] = total.get(name, 0) + value
@@ -422,6 +436,10 @@ class Engine(KeepsBlocks):
             return {}
         hits, misses = np.asarray(cache.counts).sum(axis=0)[[HITS, MISSES]].tolist()
         return {"expert_hits": hits, "expert_misses": misses, "expert_hit_rate": hits / max(1, hits + misses)}
+
+    def wait_for_programs(self) -> None:
+        """Until every program that is made behind the engine is there."""
+        self.programs.wait()
 
     def meshes(self) -> list[tuple[str, Mesh]]:
         """The meshes that this runs on, by what they do."""
@@ -442,6 +460,7 @@ class Engine(KeepsBlocks):
 
     def close(self) -> None:
         """Waits for the device and drops every array. The engine is of no use afterwards."""
+        self.programs.stop()
         for request_id in list(self._owner):
             self.abort(request_id)
         self.drain()

@@ -1,12 +1,13 @@
-"""Compiling the step for every bucket before the first request, and running what was compiled."""
+"""Compiling the steps of all buckets, before the first request or behind the engine, and running what was compiled."""
 
 import dataclasses
 import functools
 import hashlib
 import os
+import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -20,6 +21,7 @@ from jax.sharding import PartitionSpec as P
 from sharding.rules import VOCAB_AXES
 from trillion_infer.config.model import ModelConfig
 from trillion_infer.engine.batch import BatchLayout
+from trillion_infer.engine.behind import Behind
 from trillion_infer.engine.buckets import SCORE_ROWS, Bucket, Buckets
 from trillion_infer.engine.compile_cache import COMPILER
 from trillion_infer.engine.state import TABLE_CHUNK, DeviceState, MakePools, update_tables
@@ -59,13 +61,15 @@ class ProgramSource(Protocol):
 
 @dataclass
 class ProgramSet:
-    """Programs by name, compiled all at once or when first needed. `compiled` counts compilations; after warm-up it
-    does not change. With a recorder, other processes repeat every call."""
+    """Programs by name, compiled all at once, behind an engine that answers already, or when first needed. `compiled`
+    counts compilations; once none is `coming` it does not change. With a recorder, other processes repeat every call.
+    """
 
     compiled: int = field(default=0, init=False)
     recorder: "Recorder | None" = field(default=None, init=False)
     _programs: dict[str, Program] = field(default_factory=dict, init=False)
-    _coming: dict[str, "Future[Program | None]"] = field(default_factory=dict, init=False)
+    _adding: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _behind: Behind | None = field(default=None, init=False)
 
     def names(self) -> list[str]:
         """Every program that may be run, those that take longest first."""
@@ -77,9 +81,13 @@ class ProgramSet:
 
     @property
     def all(self) -> tuple[Program, ...]:
-        for name in list(self._coming):
-            self.get(name)
+        """Those that are there."""
         return tuple(self._programs.values())
+
+    @property
+    def coming(self) -> frozenset[str]:
+        """Names of what is being made behind the engine."""
+        return frozenset() if self._behind is None else self._behind.left
 
     @property
     def temp_bytes(self) -> int:
@@ -90,31 +98,55 @@ class ProgramSet:
         """Names of the programs that are neither compiled nor loaded yet."""
         return [name for name in self.names() if name not in self._programs]
 
-    def compile_all(self, progress: Progress | None = None) -> None:
-        """Compiles what is missing, in parallel; `progress(done, total)` is called as programs finish."""
-        self._gather(self._compile, progress)
+    def compile_all(self, progress: Progress | None = None, names: Sequence[str] | None = None) -> None:
+        """Compiles what is missing, or missing of `names`, in parallel; `progress(done, total)` is called as programs
+        finish."""
+        self._gather(self._compile, self.names() if names is None else names, progress)
 
-    def _gather(self, make: Callable[[str], Program | None], progress: Progress | None) -> None:
+    def _gather(self, make: Callable[[str], Program | None], names: Sequence[str], progress: Progress | None) -> None:
+        missing = [name for name in names if name not in self._programs]
         with ThreadPoolExecutor(min(4, os.cpu_count() or 1), COMPILER) as pool:
-            for program in pool.map(make, self.missing()):
+            for program in pool.map(make, missing):
                 if program is not None:
                     self._add(program)
                     if progress:
-                        progress(len(self._programs), len(self.names()))
+                        progress(sum(name in self._programs for name in names), len(names))
+
+    def make_behind(self, names: Sequence[str], then: Callable[[], None] = lambda: None) -> None:
+        """Has a thread make these programs in this order while the engine answers, and call `then` at the end."""
+        self._behind = Behind(names, self._make, then)
+        self._behind.start()
+
+    def wait(self) -> None:
+        """Until nothing is `coming`."""
+        for name in self.coming:
+            self.get(name)
+        if self._behind is not None:
+            self._behind.wait()
+
+    def stop(self) -> None:
+        """Begins no more programs behind the engine, and waits for the one that is under way."""
+        if self._behind is not None:
+            self._behind.stop()
 
     def get(self, name: str) -> Program:
         """One of `names`, made now if it is not there yet."""
         if name not in self._programs:
-            coming = self._coming.pop(name, None)
-            program = self._load(name) if coming is None or coming.cancel() else coming.result()
-            self._add(program or self._compile(name))
+            if self._behind is not None:
+                self._behind.take(name)
+            if name not in self._programs:
+                self._make(name)
         return self._programs[name]
+
+    def _make(self, name: str) -> None:
+        self._add(self._load(name) or self._compile(name))
 
     def _add(self, program: Program) -> None:
         if self.recorder is not None:
             program = replace(program, run=self.recorder.wrap(program.name, program.run))
-        self._programs[program.name] = program
-        self.compiled += not program.loaded
+        with self._adding:
+            self._programs[program.name] = program
+            self.compiled += not program.loaded
 
     def _compile(self, name: str) -> Program:
         return compile_program(name, *self.build(name))
@@ -126,7 +158,8 @@ class ProgramSet:
 @dataclass
 class Programs(ProgramSet):
     """The programs of one engine. config: the model's. model: makes its module, for tracing. aux_layers: hidden states
-    that models that draft read; None: there are none.
+    that models that draft read; None: there are none. whole_prompts: a step computes whole prompts, so that small
+    steps cannot do the work of large ones.
 
     A program that `source` has is taken from there. What nobody compiled ahead is compiled when it is first needed.
     """
@@ -140,6 +173,9 @@ class Programs(ProgramSet):
     state: DeviceState
     source: ProgramSource | None = None
     aux_layers: tuple[int, ...] | None = None
+    whole_prompts: bool = False
+    _ready: tuple[frozenset[str], Buckets] | None = field(default=None, init=False)
+    _compiles_behind: bool = field(default=False, init=False)
 
     def forward(self, bucket: Bucket) -> Program:
         return self.get(bucket.name)
@@ -175,27 +211,52 @@ class Programs(ProgramSet):
         chooses += dict.fromkeys(sampler_name(bucket) for bucket in self.buckets.verify)
         return [*chooses, *steps, "update_tables", "init_slot", "make_pools", *scores]
 
-    def _needed_first(self) -> list[str]:
-        """Programs of a short prompt, with the sampler that takes longest to load ahead."""
-        first = min(self.buckets.mixed, key=lambda bucket: (bucket.tokens, bucket.sequences))
-        return ["make_pools", f"choose_{first.sequences}", "update_tables", first.name, "init_slot"]
+    def _programs_of(self, bucket: Bucket) -> list[str]:
+        """What steps of a bucket run, beside what all do."""
+        scores = [f"score_{bucket.tokens}"] if bucket in self.buckets.mixed else []
+        return [sampler_name(bucket), bucket.name, *scores]
+
+    def _by_need(self, buckets: Sequence[Bucket]) -> list[str]:
+        """Programs of steps of these buckets, and of every step; those of a short prompt first, and of them the sampler
+        that takes longest to load."""
+        early = ["make_pools", sampler_name(buckets[0]), "update_tables", buckets[0].name, "init_slot"]
+        return list(dict.fromkeys([*early, *(name for bucket in buckets for name in self._programs_of(bucket))]))
+
+    def _every_by_need(self) -> list[str]:
+        """The largest step comes early: with it every request can be served."""
+        return self._by_need([*self.buckets.first(self.whole_prompts), max(self.buckets.mixed), *self.buckets.all])
 
     def load_all(self, progress: Progress | None = None) -> None:
         """Takes what is missing from the source, as far as it goes; `progress` as for `compile_all`."""
-        self._gather(self._load, progress)
+        self._gather(self._load, self.names(), progress)
 
     def load_behind(self) -> None:
         """Has a thread take every program from the source, while the engine is made and after; whoever needs one waits
         for that one alone. What a first request takes comes first."""
-        pool = ThreadPoolExecutor(1, COMPILER)
-        early = self._needed_first()
-        names = [*early, *(name for name in self.names() if name not in early)]
-        self._coming = {name: pool.submit(self._load, name) for name in names}
-        pool.shutdown(wait=False)
+        self.make_behind(self._every_by_need())
+
+    def compile_first(self, progress: Progress | None = None) -> None:
+        """Compiles what a short prompt and its answer take, in which all work of others can be done too."""
+        first = set(self._by_need(self.buckets.first(self.whole_prompts)))
+        self.compile_all(progress, [name for name in self.names() if name in first])
+
+    def compile_behind(self, then: Callable[[], None]) -> None:
+        """Has a thread compile what is missing, while steps get along with what is there (`ready`), and call `then`."""
+        self._compiles_behind = True
+        self.make_behind([name for name in self._every_by_need() if name not in self._programs], then)
+
+    @property
+    def ready(self) -> Buckets:
+        """The buckets of which no step has to wait for a compilation; the same object while nothing changes."""
+        coming = self.coming if self._compiles_behind else frozenset()
+        if self._ready is None or self._ready[0] != coming:
+            found = self.buckets.among(lambda bucket: coming.isdisjoint(self._programs_of(bucket)))
+            self._ready = (coming, found)
+        return self._ready[1]
 
     @property
     def temp_bytes(self) -> int:
-        coming = self.source.temp_bytes if self._coming and self.source is not None else 0
+        coming = self.source.temp_bytes if self.coming and self.source is not None else 0
         return max(super().temp_bytes, coming)
 
     def _load(self, name: str) -> Program | None:

@@ -3,10 +3,12 @@
 import dataclasses
 import logging
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from trillion_infer.config.cache import CacheGroup
 from trillion_infer.engine.compile_cache import FreshCompiles
+from trillion_infer.engine.memory import give_back_freed_memory
 from trillion_infer.engine.ops import platform_of
 from trillion_infer.engine.programs import Programs, Progress, compile_program
 
@@ -63,28 +65,45 @@ def open_source(blueprint: "Blueprint", pages: tuple[int, ...] | None = None) ->
     return open_bundle(root, {**programs.facts(), **sized}, blueprint.mesh, bounded=not config.bundle)
 
 
-def prepare(programs: Programs, pages: tuple[int, ...], progress: Progress | None = None) -> None:
+def prepare(programs: Programs, pages: tuple[int, ...], progress: Progress | None, behind: bool) -> None:
     """Has every program ready, or on its way out of a bundle that has them all whole; what is missing is compiled, and
     then in the bundle for the next time.
 
+    behind: what a first request does not take is compiled while the engine answers already. Compiling for an
+    accelerator tries kernels out in device memory, which an engine that is ready has none of to spare.
     A folder that cannot be written is no error.
     """
     source: BundleSource | None = programs.source  # pyright: ignore[reportAssignmentType]
-    if source is None:
-        programs.compile_all(progress)
-        return
-    if source.is_whole(programs.names()):
+    if source is not None and source.is_whole(programs.names()):
         programs.load_behind()
         return
-    for reason in source.reasons:
-        source.tell(reason)
-    programs.load_all(progress)
+    if source is not None:
+        for reason in source.reasons:
+            source.tell(reason)
+        programs.load_all(progress)
     if not programs.missing():
         return
-    with FreshCompiles() as fresh:
-        programs.compile_all(progress)
-    if fresh.cached:
-        return
+    with ExitStack() as stack:
+        fresh = None if source is None else stack.enter_context(FreshCompiles())
+        if behind:
+            programs.compile_first(progress)
+        else:
+            programs.compile_all(progress)
+        rest = stack.pop_all()
+
+    def finish() -> None:
+        rest.close()
+        give_back_freed_memory()
+        if source is not None and fresh is not None and not fresh.cached:
+            _write(source, programs, pages)
+
+    if programs.missing():
+        programs.compile_behind(finish)
+    else:
+        finish()
+
+
+def _write(source: "BundleSource", programs: Programs, pages: tuple[int, ...]) -> None:
     try:
         source.save([(program, programs.arguments(program.name)[0]) for program in programs.all], pages)
     except OSError as error:

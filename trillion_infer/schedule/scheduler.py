@@ -17,9 +17,9 @@ from trillion_infer.schedule.queues import RankedList, Ranks
 class _Step:
     """The plan in the making, and what is left of its budgets."""
 
-    def __init__(self, config: SchedulerConfig):
-        self.tokens_left = config.max_batch_tokens
-        self.prefill_left = config.prefill_chunk if config.chunked_prefill else config.max_batch_tokens
+    def __init__(self, config: SchedulerConfig, most_tokens: int):
+        self.tokens_left = most_tokens
+        self.prefill_left = min(config.prefill_chunk if config.chunked_prefill else most_tokens, most_tokens)
         self.rows: list[Row] = []
         self.planned: set[Request] = set()
         self.admitted: list[Request] = []
@@ -53,6 +53,7 @@ class Scheduler:
         self._waiting = RankedList(self._ranks)
         self._running = RankedList(self._ranks)
         self._free_slots = list(range(config.max_running))
+        self._most_tokens, self._most_rows = config.max_batch_tokens, config.max_running
         self._preempted: list[Request] = []
         self._adopted: list[Request] = []
         self._planned: list[Row] = []
@@ -99,6 +100,16 @@ class Scheduler:
         self._requests[request.request_id] = request
         self._ranks.add(request)
         self._waiting.add(request)
+
+    def limit(self, tokens: int, rows: int) -> None:
+        """No step from here on has more than so many tokens and rows, nor more than the configuration allows. Requests
+        that run already stay, so the limits only ever rise while there are any."""
+        self._most_tokens = min(tokens, self.config.max_batch_tokens)
+        self._most_rows = min(rows, self.config.max_running)
+
+    @property
+    def _has_slot(self) -> bool:
+        return bool(self._free_slots) and len(self._running) + len(self._reserved) < self._most_rows
 
     def check(self, request: Request) -> None:
         """Refuse a request that can never fit here, without queueing it; see `add`."""
@@ -149,7 +160,7 @@ class Scheduler:
         follows.
         """
         assert request.request_id not in self._requests, f"request {request.request_id} is here already"
-        if not self._free_slots:
+        if not self._has_slot:
             return None
         hit = min(self.cache.match(request), num_computed)
         others = [*self._running, *self._reserved]
@@ -212,7 +223,7 @@ class Scheduler:
 
         lookahead: positions beyond each sampling row for which free pages are held too, where there are any.
         """
-        step = _Step(self.config)
+        step = _Step(self.config, self._most_tokens)
         self._commit_planned()
         ready, longer = self._lacking()
         self._plan_decodes(ready, len(longer) > 0, step)
@@ -256,7 +267,7 @@ class Scheduler:
         return ready, longer
 
     def _plan_decodes(self, ready: list[Request], prefilling: bool, step: _Step) -> None:
-        starting = len(self._waiting) > 0 and len(self._free_slots) > 0
+        starting = len(self._waiting) > 0 and self._has_slot
         prefilling = prefilling or starting
         spare = self.config.max_batch_tokens - len(ready)
         spare -= self.config.prefill_chunk if prefilling else 0
@@ -330,11 +341,11 @@ class Scheduler:
 
         One whose prefix another request is computing right now is passed over until those pages can be shared.
         """
-        if not self._free_slots or not self._waiting or step.room_for_prefill < 1:
+        if not self._has_slot or not self._waiting or step.room_for_prefill < 1:
             return
         promised = None
         for request in self._candidates():
-            if not self._free_slots or step.room_for_prefill < 1:
+            if not self._has_slot or step.room_for_prefill < 1:
                 return
             if request in self._on_hold:
                 continue

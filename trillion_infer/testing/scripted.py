@@ -44,9 +44,17 @@ class ScriptedPrograms:
     buckets: Any
     mesh: Any
     compiled: int = 0
+    coming: frozenset[str] = frozenset()
     steps: int = 0
     update_tables: Any = field(default_factory=lambda: SimpleNamespace(run=lambda tables, updates: tables))
     init_slot: Any = field(default_factory=lambda: SimpleNamespace(run=lambda sampler, header, chunk: sampler))
+
+    @property
+    def ready(self) -> Any:
+        return self.buckets
+
+    def stop(self) -> None:
+        """Nothing is made behind the engine."""
 
     def place(self, value: Any, spec: Any) -> jax.Array:
         """As Programs.place, on the one device."""

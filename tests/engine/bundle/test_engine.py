@@ -54,6 +54,7 @@ def made(tmp_path_factory):
     """A folder with the bundle of a tiny model, and its answers."""
     root = tmp_path_factory.mktemp("bundles")
     llm = LLM(tiny_config("llama"), bundle=str(root), **OPTIONS)
+    llm.wait_for_programs()
     assert llm.stats()["compilations"] == len(llm.engine.programs.names())
     found = answers(llm)
     llm.close()
@@ -123,6 +124,7 @@ def test_damaged_programs_are_compiled_and_the_bundle_mended(made, copied):
     cut.write_bytes(cut.read_bytes()[:-1])
     gone.unlink()
     llm = LLM(tiny_config("llama"), bundle=str(copied), **OPTIONS)
+    llm.wait_for_programs()
     told = {"decode_2": "is damaged", "choose_2": "is damaged", "update_tables": "cannot be read"}
     assert len(reasons(llm)) == 3
     for name, why in told.items():
@@ -187,6 +189,7 @@ def test_what_differs_from_the_closest_bundle_is_said(copied, monkeypatch):
 def test_bundles_of_a_mesh(tmp_path):
     options = {**OPTIONS, "max_running": 1, "mesh": "data=2,tensor=2", "speculate": "ngram", "bundle": str(tmp_path)}
     first = LLM(tiny_config("qwen3_moe"), **options)
+    first.wait_for_programs()
     expected = answers(first)
     first.close()
     second = LLM(tiny_config("qwen3_moe"), **options)
@@ -202,8 +205,10 @@ def test_what_xlas_cache_gave_is_not_bundled(tmp_path):
     options = {**OPTIONS, "compile_cache": cache}
     previous = jax.config.jax_compilation_cache_dir
     try:
-        LLM(tiny_config("llama"), bundle="", **options).close()
-        LLM(tiny_config("llama"), bundle=str(bundles), **options).close()
+        for folder in ("", str(bundles)):
+            llm = LLM(tiny_config("llama"), bundle=folder, **options)
+            llm.wait_for_programs()
+            llm.close()
         llm = LLM(tiny_config("llama"), bundle=str(bundles), **options)
     finally:
         jax.config.update("jax_compilation_cache_dir", previous)
