@@ -51,6 +51,17 @@ def test_prompts_share_the_prefill_budget_in_order_of_arrival():
     assert rows_of(scheduler.schedule()) == [("a", 0, 6, True), ("b", 0, 4, False)]
 
 
+def test_a_limit_holds_for_tokens_and_rows_until_it_is_raised():
+    scheduler = make_scheduler(max_running=4, prefill_chunk=16)
+    scheduler.limit(tokens=6, rows=2)
+    for name in "abc":
+        scheduler.add(make_request(name, [ord(name)] * 4))
+    assert rows_of(scheduler.schedule()) == [("a", 0, 4, True), ("b", 0, 2, False)]
+    assert rows_of(scheduler.schedule()) == [("a", 4, 1, True), ("b", 2, 2, True)]
+    scheduler.limit(tokens=1000, rows=1000)
+    assert rows_of(scheduler.schedule()) == [("a", 5, 1, True), ("b", 4, 1, True), ("c", 0, 4, True)]
+
+
 def test_smaller_priority_goes_first():
     scheduler = make_scheduler(prefill_chunk=4)
     scheduler.add(make_request("later", [1, 2, 3, 4], priority=1))

@@ -16,6 +16,7 @@ def main() -> None:
     params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
     output = llm.generate([{"prompt_token_ids": request["prompt_token_ids"]}], params)[0]
     print(output.outputs[0].token_ids[0], flush=True)
+    llm.wait_for_programs()  # so that the next start finds a whole bundle
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ def kv_shares(options: Mapping[str, Any], sizes: Sizes, vocab: int, repeats: int
             tiers["store"] = {"store": master.url(segment=TIER_BYTES)}
         for tier, place in tiers.items():
             llm = LLM(**{**options, "host_kv": 0, "disk_kv": None, "store": None, **place})
+            llm.wait_for_programs()
             llm.engine.tiering.promoter.chooses = False  # pyright: ignore
             try:
                 yield from _shares(llm, tier, sizes, ids, repeats, folder).items()
@@ -117,6 +118,7 @@ def _write_behind(options: Mapping[str, Any], ids: Callable[[int], list[int]], r
         best = [float("inf"), float("inf")]
         prompt = min(FILL, llms[0].max_model_len - 1)
         for llm in llms:
+            llm.wait_for_programs()
             layout = llm.blueprint.layouts[0]
             for _ in range(1 + POOL_BYTES * layout.page_size // (layout.page_bytes * prompt)):
                 _first_token(llm, ids(prompt))

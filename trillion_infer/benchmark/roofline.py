@@ -106,6 +106,7 @@ def run_model(
     longest = max(case.context + case.out for case in cases) + 8
     running = max(case.running for case in cases)
     llm = LLM(hf_config, max_model_len=longest, max_running=running, prefix_caching=False, **options)
+    llm.wait_for_programs()
     config = read_family(hf_config).config
     costs = Costs.of(config, 2 if llm.blueprint.dtype == "bfloat16" else 4)
     kind, devices = kind_of(jax.devices()[0].device_kind), llm.mesh.devices.size

@@ -103,6 +103,7 @@ def run_plan(plan: Plan, tell: Callable[[str], None], progress: Progress | None 
     if not llm.leads:
         llm.follow()
         return
+    llm.wait_for_programs()
     dtype, running = llm.blueprint.dtype, llm.blueprint.config.max_running * llm.blueprint.data
     for metric, value in chain(started.items(), _figures(llm, plan.workloads, draws)):
         found.append(record(ENGINE, metric, value, dtype, name))

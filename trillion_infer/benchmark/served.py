@@ -22,6 +22,7 @@ def main() -> None:
     from trillion_infer.serve.run import serve
 
     llm = LLM(**request["options"])
+    llm.wait_for_programs()
     if request.get("handoff"):
         handoff = request["handoff"]
         make_worker_of(llm, HandoffOptions(**{**handoff, "peers": tuple(handoff.get("peers", ()))}))

@@ -43,6 +43,7 @@ def speculate(
     pair = {"plain": LLM(**{**shared, "speculate": None}), "drafts": LLM(**{**shared, "speculate": drafters})}
     try:
         for llm in pair.values():
+            llm.wait_for_programs()
             for _ in range(3):  # what steps cost must be known before drafts are tried
                 _answers(llm, prompts("edit", "tune")[:1], "warm-up")
             for kind in ("chat", "edit"):  # answers of one length, and of several: every number that may run together

@@ -38,6 +38,7 @@ def transfer(
     """
     _two_devices()
     llm = LLM(**{**options, "disaggregate": options.get("disaggregate") or SPLIT})
+    llm.wait_for_programs()
     engine = llm.engine
     assert isinstance(engine, DisaggregatedEngine)
     params = SamplingParams(temperature=0, max_tokens=OUT, ignore_eos=True)

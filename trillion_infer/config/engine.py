@@ -37,7 +37,7 @@ class EngineConfig:
     speculate: drafters joined by commas: ngram, suffix, grammar, draft:PATH, eagle3:PATH, mtp; None: none.
     draft_len: most drafts of a request in one step, 1 to 15, or 7 where several run; None: 15, 3 if models draft.
     prefill_options: what prefill engines of their own have different (config/roles.py), as "max_running=8,…".
-    attention: backend of the attention ops. precompile: compile every bucket before the first request.
+    attention: backend of the attention ops. precompile: compile every bucket without being asked.
     compile_cache: folder of XLA's own cache, "" for none. bundle: folder of executable bundles, "" for none; None:
     the user's cache on CPU, none elsewhere. prefix_caching: share KV of equal prefixes.
     chunked_prefill: False computes each prompt in one step. run_ahead: the host prepares a step while one runs.

@@ -36,6 +36,7 @@ class Metrics:
         self._running = gauge("vllm:num_requests_running", "Requests being computed.")
         self._waiting = gauge("vllm:num_requests_waiting", "Requests in the queue.")
         self._pages = gauge("vllm:kv_cache_usage_perc", "Share of KV pages in use, 0 to 1.")
+        self._coming = gauge("trillion_infer:programs_coming", "Programs still being compiled behind the engine.")
         self._engine = _EngineCounters(model_name)
         self.registry.register(self._engine)
         self._prompt = counter("vllm:prompt_tokens", "Prompt tokens of finished requests.")
@@ -105,6 +106,7 @@ class Metrics:
             self._running.set(stats.get("running", 0))
             self._waiting.set(stats.get("waiting", 0))
             self._pages.set(pages_in_use(stats))
+            self._coming.set(stats.get("programs_coming", 0))
             self._engine.stats = stats
         return generate_latest(self.registry)
 
@@ -120,7 +122,7 @@ class _EngineCounters(Collector):
         "kv_promoted_bytes": ("trillion_infer:kv_promoted_bytes", "KV bytes brought back to the device."),
         "kv_demoted_bytes": ("trillion_infer:kv_demoted_bytes", "KV bytes copied out of the device."),
         "kv_dropped": ("trillion_infer:kv_dropped_blocks", "Evicted blocks lost because too much was in flight."),
-        "compilations": ("trillion_infer:compilations", "Programs compiled; flat after the start."),
+        "compilations": ("trillion_infer:compilations", "Programs compiled; flat once none is coming."),
     }
     _OF_WORKERS: ClassVar = {
         "handoffs": "Prompts that another worker prefilled.",

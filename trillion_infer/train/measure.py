@@ -23,6 +23,7 @@ def acceptance(
     chunk = max(PREFILL_CHUNK, options.get("prefill_chunk", 0))
     llm = LLM(**{**options, "speculate": speculate, "draft_len": length, "prefill_chunk": chunk})
     try:
+        llm.wait_for_programs()
         assert isinstance(llm.engine, Engine)
         assert llm.engine.speculation is not None
         llm.engine.speculation.draft_always()

@@ -40,3 +40,14 @@ def test_a_program_that_xlas_cache_gave_before_is_compiled_anew(cached):
     payload, description = executables.pack(program.run)
     loaded = executables.unpack(payload, description, args, (), mesh)
     assert all(np.array_equal(a, b) for a, b in zip(loaded(value), expected, strict=True))
+
+
+def test_the_cache_stays_off_until_the_last_engine_has_compiled(cached):
+    """Two that compile behind at the same time end in any order."""
+    one, other = FreshCompiles(), FreshCompiles()
+    one.__enter__()
+    other.__enter__()
+    one.__exit__()
+    assert not jax.config.jax_enable_compilation_cache
+    other.__exit__()
+    assert jax.config.jax_enable_compilation_cache
