@@ -14,7 +14,8 @@ from trillion_infer.core.errors import TrillionInferError
 def startup(options: Mapping[str, Any], prompt: Sequence[int], repeats: int = 1) -> dict[str, float]:
     """startup_cold_s without compiled programs, then startup_s, the best of `repeats` with the bundle that this left.
 
-    A cold start compiles on after its first token, and the next begins when the bundle is whole. Both find the model's file in the system's page cache and the native kernels built. `options`: keywords of LLM.
+    A cold start compiles on after its first token, and the next begins when the bundle is whole.
+    Both find the model's file in the system's page cache and the native kernels built. `options`: keywords of LLM.
     """
     with tempfile.TemporaryDirectory(prefix="trillion_infer_cold_") as cache:
         fresh = {**options, "compile_cache": f"{cache}/xla", "bundle": f"{cache}/bundles"}

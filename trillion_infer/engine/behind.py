@@ -4,7 +4,6 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any
 
 from trillion_infer.engine.compile_cache import COMPILER
 
@@ -14,13 +13,15 @@ _LOG = logging.getLogger(__name__)
 class Behind:
     """A thread that calls `make(name)` for each name, in order, and `then()` at the end.
 
-    It ends early, after the item it is at, when it is stopped or the process's main thread has ended; whoever needs an
-    item before its turn makes it himself (`take`). An item that fails is logged and left to who needs it.
+    It ends early, after the item it is at, when it is stopped or the process's main thread has ended. Whoever needs an
+    item before its turn has it made by his own thread (`need`). An item that fails is logged and not tried again here.
     """
 
     def __init__(self, names: Sequence[str], make: Callable[[str], None], then: Callable[[], None]):
         self._make, self._then = make, then
         self._left: dict[str, Future[None]] = {name: Future() for name in names}
+        self._begun: set[str] = set()
+        self._beginning = threading.Lock()
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name=f"{COMPILER}-behind")
 
@@ -32,12 +33,24 @@ class Behind:
         """Names of what is not made yet."""
         return frozenset(self._left)
 
-    def take(self, name: str) -> None:
-        """Waits for what is being made under this name; what is not is the caller's from here on."""
+    def need(self, name: str) -> None:
+        """Returns when this item is made, or failed, or if it is none of those left; nobody begins it twice."""
         future = self._left.get(name)
-        if future is not None and not future.cancel():
+        if future is None:
+            return
+        with self._beginning:
+            begun = name in self._begun
+            self._begun.add(name)
+        if begun:
             future.result()
-        self._left.pop(name, None)
+            return
+        try:
+            self._make(name)
+        except Exception:
+            _LOG.exception("%s failed behind the engine; it is tried again when it is needed.", name)
+        finally:
+            self._left.pop(name, None)
+            future.set_result(None)
 
     def wait(self) -> None:
         """Until all is made, or it was stopped."""
@@ -50,19 +63,10 @@ class Behind:
 
     def _run(self) -> None:
         try:
-            for name, future in list(self._left.items()):
+            for name in list(self._left):
                 if self._stopped or not threading.main_thread().is_alive():
                     break
-                if future.set_running_or_notify_cancel():
-                    self._do(name, future)
+                self.need(name)
         finally:
             self._left.clear()
             self._then()
-
-    def _do(self, name: str, future: "Future[Any]") -> None:
-        try:
-            self._make(name)
-        except Exception:
-            _LOG.exception("%s failed behind the engine; it is tried again when it is needed.", name)
-        self._left.pop(name, None)
-        future.set_result(None)

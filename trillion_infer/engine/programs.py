@@ -133,7 +133,7 @@ class ProgramSet:
         """One of `names`, made now if it is not there yet."""
         if name not in self._programs:
             if self._behind is not None:
-                self._behind.take(name)
+                self._behind.need(name)
             if name not in self._programs:
                 self._make(name)
         return self._programs[name]
