@@ -112,10 +112,10 @@ class ProgramSet:
                     if progress:
                         progress(sum(name in self._programs for name in names), len(names))
 
-    def make_behind(self, names: Sequence[str], then: Callable[[], None] = lambda: None) -> None:
-        """Has a thread make these programs in this order while the engine answers, and call `then` at the end."""
-        self._behind = Behind(names, self._make, then)
-        self._behind.start()
+    def _go_behind(self, behind: Behind) -> None:
+        """Has its thread make programs while the engine answers."""
+        self._behind = behind
+        behind.start()
 
     def wait(self) -> None:
         """Until nothing is `coming`."""
@@ -233,7 +233,7 @@ class Programs(ProgramSet):
     def load_behind(self) -> None:
         """Has a thread take every program from the source, while the engine is made and after; whoever needs one waits
         for that one alone. What a first request takes comes first."""
-        self.make_behind(self._every_by_need())
+        self._go_behind(Behind(self._every_by_need(), self._make, lambda: None))
 
     def compile_first(self, progress: Progress | None = None) -> None:
         """Compiles what a short prompt and its answer take, in which all work of others can be done too."""
@@ -243,7 +243,8 @@ class Programs(ProgramSet):
     def compile_behind(self, then: Callable[[], None]) -> None:
         """Has a thread compile what is missing, while steps get along with what is there (`ready`), and call `then`."""
         self._compiles_behind = True
-        self.make_behind([name for name in self._every_by_need() if name not in self._programs], then)
+        missing = [name for name in self._every_by_need() if name not in self._programs]
+        self._go_behind(Behind(missing, lambda name: self._add(self._compile(name)), then))
 
     @property
     def ready(self) -> Buckets:
