@@ -89,9 +89,9 @@ def test_second_start_takes_its_programs_from_the_cache_u59(make_llm, tmp_path):
     options = {"dtype": "float32", "max_running": 2, "kv_memory": 2**20, "compile_cache": str(tmp_path), "bundle": ""}
     previous = jax.config.jax_compilation_cache_dir
     try:
-        LLM(GOLDEN / "tiny" / "smollm2", **options)
+        LLM(GOLDEN / "tiny" / "smollm2", **options).wait_for_programs()
         jax.monitoring.register_event_listener(listen)
-        LLM(GOLDEN / "tiny" / "smollm2", **options)
+        LLM(GOLDEN / "tiny" / "smollm2", **options).wait_for_programs()
     finally:
         jax.monitoring.unregister_event_listener(listen)
         if previous:

@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from trillion_infer.core.request import Request, Status
+from trillion_infer.engine import experts
 from trillion_infer.engine.batch import BatchLayout, pack_rows
 from trillion_infer.engine.buckets import Bucket, Buckets
 from trillion_infer.engine.events import TokenEvent
@@ -23,7 +24,6 @@ from trillion_infer.engine.programs import Programs
 from trillion_infer.engine.prompt_scores import PromptScores, ScoreBlock
 from trillion_infer.engine.results import fetch_scores, new_tokens, read_logprobs
 from trillion_infer.engine.state import DeviceState, table_chunks
-from trillion_infer.layers.expert_cache import HITS, MISSES
 from trillion_infer.layers.pools import Pool
 from trillion_infer.sample import Sampled, Verified
 from trillion_infer.sample.table import RowTable
@@ -418,8 +418,8 @@ class Engine(KeepsBlocks):
         """Sums over data shards of the schedulers' figures, the engine's own counters, and what speculation gave."""
         total: dict[str, float] = self.speculation.stats() if self.speculation is not None else {}
         compiled = self.programs.compiled + sum(drafter.programs.compiled for drafter in self.drafters)
-        coming = {"programs_coming": len(self.programs.coming)}
-        total |= {"steps": self.steps, "compilations": compiled, **coming, **self._expert_stats()}
+        total |= {"steps": self.steps, "compilations": compiled, "programs_coming": len(self.programs.coming)}
+        total |= experts.stats(self._state.expert_cache)
         for scheduler in self.schedulers:
             for name, value in scheduler.stats().items():
                 total[name] = total.get(name, 0) + value
@@ -428,14 +428,6 @@ class Engine(KeepsBlocks):
         tiers = self.tiering.stats()
         stored = sum(tiers[f"kv_{tier.name}.hit_tokens"] for tier in self.tiering.stack.tiers)
         return {**total, **tiers, "kv_device.hit_tokens": max(0, total["prefix_hit_tokens"] - stored)}
-
-    def _expert_stats(self) -> dict[str, float]:
-        """How many experts of all layers and steps were in the cache, and how many came from the host."""
-        cache = self._state.expert_cache
-        if cache is None:
-            return {}
-        hits, misses = np.asarray(cache.counts).sum(axis=0)[[HITS, MISSES]].tolist()
-        return {"expert_hits": hits, "expert_misses": misses, "expert_hit_rate": hits / max(1, hits + misses)}
 
     def wait_for_programs(self) -> None:
         """Until every program that is made behind the engine is there."""

@@ -6,12 +6,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from trillion_infer.config.experts import ExpertMemory
 from trillion_infer.core.errors import ConfigError
 from trillion_infer.engine.ops import platform_of
-from trillion_infer.layers.expert_cache import ExpertCache
+from trillion_infer.layers.expert_cache import HITS, MISSES, ExpertCache
 from trillion_infer.weights.spec import ParamSpec
 
 SHARE = 4
@@ -83,3 +84,11 @@ def abstract_cache(specs: Mapping[str, ParamSpec], params: Mapping[str, Any], nu
         array((layers, experts), PartitionSpec(None, axes), jnp.int32),
         array((shards, 3), by_shard, jnp.int32),
     )
+
+
+def stats(cache: ExpertCache | None) -> dict[str, float]:
+    """How many experts of all layers and steps were in the cache, and how many came from the host."""
+    if cache is None:
+        return {}
+    hits, misses = np.asarray(cache.counts).sum(axis=0)[[HITS, MISSES]].tolist()
+    return {"expert_hits": hits, "expert_misses": misses, "expert_hit_rate": hits / max(1, hits + misses)}
