@@ -51,10 +51,10 @@ class Buckets:
         """Distinct numbers of sequences in steps that verify nothing."""
         return tuple(sorted({bucket.sequences for bucket in self.decode + self.mixed}))
 
-    def first(self, whole_prompts: bool) -> tuple[Bucket, ...]:
-        """Those that answer a short prompt, or, where a step holds whole prompts, any one: one with prefill, which can
-        do all others' work too, and the smallest decode."""
-        return (max(self.mixed) if whole_prompts else self.mixed[0], *self.decode[:1])
+    def first(self, whole_prompts: bool) -> Bucket:
+        """The one that answers a short prompt and, a few tokens at a time, does all others' work too; the largest where
+        a step holds whole prompts."""
+        return max(self.mixed) if whole_prompts else self.mixed[0]
 
     def among(self, is_ready: Callable[[Bucket], bool]) -> "Buckets":
         """Those that are ready; of steps that verify, all or none."""

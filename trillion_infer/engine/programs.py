@@ -223,8 +223,10 @@ class Programs(ProgramSet):
         return list(dict.fromkeys([*early, *(name for bucket in buckets for name in self._programs_of(bucket))]))
 
     def _every_by_need(self) -> list[str]:
-        """The largest step comes early: with it every request can be served."""
-        return self._by_need([*self.buckets.first(self.whole_prompts), max(self.buckets.mixed), *self.buckets.all])
+        """After the first the smallest decode, for a single answer, and the largest step, for long prompts."""
+        buckets = self.buckets
+        first = buckets.first(self.whole_prompts)
+        return self._by_need([first, *buckets.decode[:1], max(buckets.mixed), *buckets.all])
 
     def load_all(self, progress: Progress | None = None) -> None:
         """Takes what is missing from the source, as far as it goes; `progress` as for `compile_all`."""
@@ -236,8 +238,8 @@ class Programs(ProgramSet):
         self._go_behind(Behind(self._every_by_need(), self._make, lambda: None))
 
     def compile_first(self, progress: Progress | None = None) -> None:
-        """Compiles what a short prompt and its answer take, in which all work of others can be done too."""
-        first = set(self._by_need(self.buckets.first(self.whole_prompts)))
+        """Compiles what a short prompt and its answer take: one step, that can do the work of all others too."""
+        first = set(self._by_need([self.buckets.first(self.whole_prompts)]))
         self.compile_all(progress, [name for name in self.names() if name in first])
 
     def compile_behind(self, then: Callable[[], None]) -> None:
