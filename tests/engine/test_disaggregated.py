@@ -115,6 +115,7 @@ def test_prefixes_in_host_memory_are_found_by_the_prefill_side(make_llm):
     assert tokens_of(again) == tokens_of(one.generate(turns, greedy(4)))
     assert [output.num_cached_tokens for output in again] == [72] * 12
     assert apart.stats()["kv_host.hit_tokens"] > 0
+    assert apart.stats()["kv_layered_prefills"] > 0
     check_idle(apart)
     apart.close()
 

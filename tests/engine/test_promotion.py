@@ -7,7 +7,7 @@ import uuid
 
 import pytest
 
-from tests.engine.fake_tiering import BLOCK_BYTES, MODEL, TieredEngine
+from tests.engine.fake_tiering import BLOCK_BYTES, MODEL, PARTS, TieredEngine
 from tests.schedule.fake_device import true_output
 from trillion_infer.cache.tiers.disk import DiskTier
 from trillion_infer.cache.tiers.host import HostTier
@@ -58,9 +58,10 @@ def tiers(request, tmp_path):
     return made
 
 
+@pytest.mark.parametrize("by_layers", [False, True], ids=["whole", "by layers"])
 @pytest.mark.parametrize("groups", [FULL, MIXED], ids=["full", "mixed"])
-def test_every_session_comes_back_whole(tiers, groups):
-    engine = TieredEngine(tiers, groups)
+def test_every_session_comes_back_whole(tiers, groups, by_layers):
+    engine = TieredEngine(tiers, groups, by_layers)
     for prompt in prompts():
         assert engine.answer(prompt) == 0
     for prompt in prompts():
@@ -68,13 +69,16 @@ def test_every_session_comes_back_whole(tiers, groups):
     engine.check_idle()
     stats = engine.tiering.stats()
     assert sum(stats[f"kv_{tier.name}.hit_tokens"] for tier in tiers) > SESSIONS * LENGTH // 2
+    assert (stats["kv_layered_prefills"] > SESSIONS // 2) == by_layers
+    assert stats["kv_layered_dropped"] == 0
     engine.close()
 
 
+@pytest.mark.parametrize("by_layers", [False, True], ids=["whole", "by layers"])
 @pytest.mark.parametrize("groups", [FULL, MIXED], ids=["full", "mixed"])
 @pytest.mark.parametrize("seed", range(2))
-def test_random_traffic_with_aborts_is_answered_right(tiers, groups, seed):
-    rng, engine = random.Random(seed), TieredEngine(tiers, groups)
+def test_random_traffic_with_aborts_is_answered_right(tiers, groups, seed, by_layers):
+    rng, engine = random.Random(seed), TieredEngine(tiers, groups, by_layers)
     sessions, live = prompts(seed=seed), []
     for _ in range(60):
         for _ in range(rng.choice([0, 1, 1, 3])):
@@ -164,7 +168,7 @@ def test_evicted_blocks_leave_in_whole_calls():
         engine.answer(prompt)
     assert sum(calls) / len(calls) > 12, calls
     stats = engine.tiering.stats()
-    assert stats["kv_host.stored"] == sum(calls), "no block is stored twice"
+    assert stats["kv_host.stored"] == PARTS * sum(calls), "no block is stored twice"
     engine.close()
 
 

@@ -90,6 +90,13 @@ def prefix_tokens(talk: Conversations) -> int:
     return sum((len(talk.prompt(session)) - 1) // 8 * 8 for session in range(SESSIONS))
 
 
+def came_by_layers(llm: LLM) -> None:
+    """Most sessions ran some layers at a time, as those of their prefix came, and none in vain."""
+    stats = llm.stats()
+    assert stats["kv_layered_prefills"] > SESSIONS // 2
+    assert stats["kv_layered_dropped"] == 0
+
+
 def test_device_and_host_hits_equal_cold(talk):
     llm = talk.llm(host_kv=1e9)
     assert talk.check_each(llm) == 0
@@ -100,6 +107,7 @@ def test_device_and_host_hits_equal_cold(talk):
     assert stats["kv_host.hit_tokens"] > prefix_tokens(talk) // 2
     assert stats["kv_promoted_bytes"] > 0
     assert stats["kv_host.digest_failures"] == 0
+    came_by_layers(llm)
     check_idle(llm)
     llm.close()
 
@@ -115,6 +123,7 @@ def test_disk_hits_equal_cold_and_outlive_the_llm_k02_k05(talk, tmp_path):
     again = talk.llm(**options)
     whole_blocks = sum(len(talk.prompt(session)) // 8 * 8 for session in range(SESSIONS))
     assert talk.check_each(again, turn=1) == again.stats()["kv_disk.hit_tokens"] == whole_blocks
+    came_by_layers(again)
     check_idle(again)
     again.close()
 
@@ -203,6 +212,7 @@ def test_two_llms_on_one_store_share_prefixes_whatever_their_mesh(talk, store):
     one.engine.tiering.stack.flush()
     assert talk.check_each(two) == prefix_tokens(talk)
     assert two.stats()["kv_store.hit_tokens"] == prefix_tokens(talk)
+    came_by_layers(two)
     for llm in (two, one):
         check_idle(llm)
         llm.close()

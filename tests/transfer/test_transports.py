@@ -10,6 +10,7 @@ import pytest
 from sharding.mesh import AXES, make_mesh
 from sharding.rules import kv_plan
 from trillion_infer.cache.layout import PoolLayout
+from trillion_infer.cache.parts import LayerParts
 from trillion_infer.config.model import CacheKey
 from trillion_infer.core.errors import ConfigError
 from trillion_infer.engine.handoff.page_programs import checksum
@@ -29,7 +30,8 @@ def stager(tensor: int, dtype: str = "float32") -> tuple[PageStager, PoolLayout]
     key = CacheKey("attention", HEADS, DIM, None, None)
     layout = PoolLayout(key, LAYERS, PAGE, plan.physical_kv_heads, DIM, dtype, 1, head_axis, slot_axis)
     mesh = make_mesh({"tensor": tensor})
-    side = PoolSide(mesh, ("full",), (layout,), (plan,), (VectorFormat(dtype, (DIM,)),), (0,))
+    parts = LayerParts((0, 1), ((0, LAYERS),))
+    side = PoolSide(mesh, ("full",), (layout,), (plan,), (VectorFormat(dtype, (DIM,)),), (0,), parts)
     return PageStager(side, [layout.abstract(PAGES, mesh)]), layout
 
 

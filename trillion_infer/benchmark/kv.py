@@ -48,20 +48,26 @@ def kv_shares(options: Mapping[str, Any], sizes: Sizes, vocab: int, repeats: int
 def _shares(
     llm: LLM, tier: str, sizes: Sizes, ids: Callable[[int], list[int]], repeats: int, folder: Path
 ) -> dict[str, float]:
-    """One tier's share; the device's and the time of computing with the first one, host memory."""
-    cold, device, stored = [], [], []
+    """One tier's share, by layers and in whole blocks; the device's and the time of computing with the first one, host
+    memory."""
+    cold, device = [], []
+    stored: dict[bool, list[float]] = {True: [], False: []}
+    promoter: Any = llm.engine.tiering.promoter  # pyright: ignore
     _first_token(llm, ids(sizes.kv_prefix + sizes.kv_tail))
     for attempt in range(repeats + 1):
         prefix = ids(sizes.kv_prefix)
         cold.append(_first_token(llm, prefix + ids(sizes.kv_tail))[0])
         device.append(_found(llm, prefix, ids(sizes.kv_tail), "device"))
-        _move_out(llm)
-        _drop_page_cache(folder)
-        stored.append(_found(llm, prefix, ids(sizes.kv_tail), tier))
+        for by_layers, times in stored.items():
+            promoter.may_run_by_layers = by_layers
+            _move_out(llm)
+            _drop_page_cache(folder)
+            times.append(_found(llm, prefix, ids(sizes.kv_tail), tier))
         if attempt == 0:  # the first promotion compiles nothing and still touches all for the first time
             device.clear()
-            stored.clear()
-    shares = {f"kv_{tier}_share": 100 * min(stored) / min(cold)}
+            stored = {True: [], False: []}
+    names = {True: f"kv_{tier}_share", False: f"kv_{tier}_whole_share"}
+    shares = {names[way]: 100 * min(times) / min(cold) for way, times in stored.items()}
     if tier == "host":
         shares |= {"kv_device_share": 100 * min(device) / min(cold), "kv_first_token_ms": 1e3 * min(cold)}
     return shares

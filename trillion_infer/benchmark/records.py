@@ -45,6 +45,10 @@ UNITS = {
     "kv_disk_share": "%",
     "kv_object_share": "%",
     "kv_store_share": "%",
+    "kv_host_whole_share": "%",
+    "kv_disk_whole_share": "%",
+    "kv_object_whole_share": "%",
+    "kv_store_whole_share": "%",
     "kv_write_behind_share": "%",
     "peak_rss_mb": "MB",
     "read_gb_s": "GB/s",
@@ -55,6 +59,7 @@ UNITS = {
 
 startup_s is the warm one. MB and GB are powers of ten, except peak_rss_mb (2^20).
 kv_*_share: time to first token of a stored prefix over that of computing it, which is kv_first_token_ms;
+kv_*_whole_share: of the same where it comes in whole blocks and not layer by layer;
 kv_write_behind_share: how much longer decode takes with copying out.
 """
 

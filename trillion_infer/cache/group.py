@@ -94,6 +94,19 @@ class GroupPages:
         self._held[request] = held
         return held
 
+    def attach_around(self, request: Request, names: Sequence[bytes], count: int) -> None:
+        """Let `request`, which holds nothing yet, hold all that a query right after `count` leading blocks reads:
+        what is present is shared, for the others pages are leased, without names. There are enough."""
+        first = self.first_needed(count * self.page_size)
+        found = [self.index.find(name) for name in names[first:count]]
+        for block in found:
+            if block is not None:
+                self.pool.share(block)
+                block.hits += 1
+                block.superseded = False
+        pages = [self.pool.lease() if block is None else block.page for block in found]
+        self._held[request] = HeldPages(first, pages)
+
     def prepare(self, request: Request) -> int:
         """Release the blocks that no query from `num_computed` on reads; the number of the next block to add."""
         held = self._held[request]
@@ -252,3 +265,9 @@ class GroupPages:
                 holders[page] = holders.get(page, 0) + 1
         self.pool.check_references(holders)
         self.index.check_integrity()
+
+
+def has_room(group: GroupPages, names: Sequence[bytes], count: int, lacking: Sequence[int]) -> bool:
+    """The pool can lease a page for each lacking block, beside those present, and one to go on with."""
+    present = count - group.first_needed(count * group.page_size) - len(lacking)
+    return len(lacking) + 1 <= group.pool.available - present

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from trillion_infer.cache.eviction import EvictionPolicy, LeastValuable
-from trillion_infer.cache.group import GroupPages, HeldPages
+from trillion_infer.cache.group import GroupPages, HeldPages, has_room
 from trillion_infer.cache.naming import BlockNamer
 from trillion_infer.config.cache import CacheGroup
 from trillion_infer.core.errors import ConfigError
@@ -91,12 +91,43 @@ class KVCache:
             held = group.attach(request, names, count)
             self._note(number, request, held.first, held.pages)
         self._committed[request] = count
+        self._count_lookup(request, num_tokens)
+        self._promise(request, count)
+
+    def _count_lookup(self, request: Request, found: int) -> None:
         self._lookups += 1
         self._lookup_tokens += request.num_known
-        self._hit_tokens += num_tokens
+        self._hit_tokens += found
+
+    def _promise(self, request: Request, start: int) -> None:
+        """The blocks of known tokens from `start` on are being computed by this request."""
         if self.enable_prefix:
-            for name in self._names(request, request.num_known // self.page_size)[count:]:
+            for name in self._names(request, request.num_known // self.page_size)[start:]:
                 self._computing.setdefault(name, request)
+
+    def attach_around(self, request: Request, num_tokens: int) -> int | None:
+        """As `attach` for a prefix of which some blocks are yet to be written: they have pages, but no names before
+        `fill` says that they are there. Returns the tokens before the first of them; None, without effect, where
+        pages are lacking."""
+        assert request not in self._committed, f"request {request.request_id} already holds pages"
+        count = num_tokens // self.page_size
+        names = self._names(request, count)
+        lacking = [group.lacking(names, count) for group in self.groups]
+        if not all(has_room(g, names, count, blocks) for g, blocks in zip(self.groups, lacking, strict=True)):
+            return None
+        for number, group in enumerate(self.groups):
+            group.attach_around(request, names, count)
+            held = group.held(request)
+            self._note(number, request, held.first, held.pages)
+        start = self._committed[request] = min((blocks[0] for blocks in lacking if blocks), default=count)
+        self._promise(request, start)
+        return start * self.page_size
+
+    def fill(self, request: Request, num_tokens: int) -> None:
+        """What `attach_around` gave pages is written, or will be by steps already sent; `commit` names it."""
+        for group in self.groups:
+            group.held(request).found = num_tokens // self.page_size
+        self._count_lookup(request, num_tokens)
 
     def commit(self, request: Request) -> None:
         """Name the full blocks whose tokens are known and computed; cost is in proportion to the new blocks."""

@@ -36,20 +36,23 @@ class Bucket:
 @dataclass(frozen=True)
 class Buckets:
     """decode: sizes of decode-only steps. mixed: shapes of steps with prefill. verify: of steps with drafts, of which
-    the largest holds prefill too. All ascending."""
+    the largest holds prefill too. layered: of steps of one request that are sent some layers at a time. All ascending.
+    """
 
     decode: tuple[Bucket, ...]
     mixed: tuple[Bucket, ...]
     verify: tuple[Bucket, ...] = ()
+    layered: tuple[Bucket, ...] = ()
 
     @property
     def all(self) -> tuple[Bucket, ...]:
+        """Those of whole steps."""
         return self.decode + self.mixed + self.verify
 
     @property
     def row_counts(self) -> tuple[int, ...]:
         """Distinct numbers of sequences in steps that verify nothing."""
-        return tuple(sorted({bucket.sequences for bucket in self.decode + self.mixed}))
+        return tuple(sorted({bucket.sequences for bucket in self.decode + self.mixed + self.layered}))
 
     def first(self, whole_prompts: bool) -> Bucket:
         """The one that answers a short prompt and, a few tokens at a time, does all others' work too; the largest where
@@ -58,14 +61,15 @@ class Buckets:
 
     def among(self, is_ready: Callable[[Bucket], bool]) -> "Buckets":
         """Those that are ready; of steps that verify, all or none."""
-        decode, mixed = (tuple(b for b in each if is_ready(b)) for each in (self.decode, self.mixed))
-        return Buckets(decode, mixed, self.verify if all(is_ready(b) for b in self.verify) else ())
+        kinds = (self.decode, self.mixed, self.layered)
+        decode, mixed, layered = (tuple(b for b in each if is_ready(b)) for each in kinds)
+        return Buckets(decode, mixed, self.verify if all(is_ready(b) for b in self.verify) else (), layered)
 
     def for_role(self, role: str) -> "Buckets":
         """Those that an engine of one role has use for: `prefill` takes no steps of decode alone, `decode` prefills
         only what was preempted."""
         if role == "prefill":
-            return Buckets((), self.mixed)
+            return Buckets((), self.mixed, layered=self.layered)
         return Buckets(self.decode, self.mixed[-1:], self.verify)
 
     def choose(self, tokens: int, sequences: int, decode_only: bool, width: int = 1) -> Bucket:
@@ -77,6 +81,17 @@ class Buckets:
         if of_decode:
             return of_decode[0]
         return min(b for b in self.mixed if b.tokens >= tokens and b.sequences >= sequences)
+
+
+LAYERED_TOKENS = (64, 128)
+"""Tokens of the smaller steps that are sent some layers at a time: what a turn adds, and what of the prefix fills no
+page."""
+
+
+def layered_buckets(most: int) -> tuple[Bucket, ...]:
+    """Of steps of one request with at most `most` tokens."""
+    sizes = {min(tokens, most) for tokens in (*LAYERED_TOKENS, most)}
+    return tuple(Bucket(tokens, 1) for tokens in sorted(sizes) if tokens > 1)
 
 
 SMALLEST_PREFILL = {"cpu": 32}

@@ -29,10 +29,11 @@ from trillion_infer.core.errors import ConfigError
 from trillion_infer.core.importing import quick_imports
 from trillion_infer.core.timeline import Timeline
 from trillion_infer.engine import budget, experts
-from trillion_infer.engine.buckets import SMALLEST_PREFILL, make_buckets
+from trillion_infer.engine.buckets import SMALLEST_PREFILL, layered_buckets, make_buckets
 from trillion_infer.engine.draft_length import draft_length
 from trillion_infer.engine.engine import Engine
 from trillion_infer.engine.fits import check_fits_here
+from trillion_infer.engine.layered import can_run_by_layers
 from trillion_infer.engine.memory import device_bytes, give_back_freed_memory, is_on_device, told_as_ours
 from trillion_infer.engine.ops import choose_ops, default_page_size, platform_of, pool_platform, settle_isa
 from trillion_infer.engine.programs import Programs, ProgramSet
@@ -99,6 +100,7 @@ class Blueprint:
     packing: Packing | None = None
     drafts: "tuple[DraftPlan, ...]" = ()
     role: str | None = None
+    shares_tiers: bool = False
 
     @property
     def model_shards(self) -> int:
@@ -173,6 +175,9 @@ class Blueprint:
         drafts = draft_length(self.config)
         smallest = SMALLEST_PREFILL.get(platform_of(self.mesh), 64)
         buckets = make_buckets(self.config.max_running, self.max_batch_tokens, drafts, smallest)
+        if can_run_by_layers(self):
+            most = self.config.prefill_chunk if self.config.chunked_prefill else self.max_batch_tokens
+            buckets = replace(buckets, layered=layered_buckets(most))
         buckets = buckets if self.role is None else buckets.for_role(self.role)
         state = self.state_shape(pages).abstract(self.mesh)
         taken = {number for plan in self.drafts for number in plan.model.aux_layers}
@@ -229,12 +234,13 @@ def plan_engine(
     packing: Packing | None = None,
     drafters: "Sequence[DraftSource]" = (),
     role: str | None = None,
+    shares_tiers: bool = False,
 ) -> Blueprint:
     """Checks the options against the model and the mesh. Raises ConfigError before anything is loaded.
 
     packing: which weights stay quantised as the checkpoint has them; None: none. `config.quantize` rounds plain ones.
     drafters: models that draft, as `open_drafters` gives them. role: prefill or decode, where the other has a mesh of
-    its own.
+    its own. shares_tiers: it will have tiers that are not its own.
     """
     model_config = family.config
     _check_mesh(mesh, model_config)
@@ -264,7 +270,7 @@ def plan_engine(
             )
         packing = partial(abstract_quantised, recipe=config.quantize)
     sizes = max_model_len, max_batch_tokens
-    blueprint = Blueprint(family, mesh, config, dtype, layouts, *sizes, packing, role=role)
+    blueprint = Blueprint(family, mesh, config, dtype, layouts, *sizes, packing, role=role, shares_tiers=shares_tiers)
     if drafters:
         from trillion_infer.engine.draft_plan import plan_drafters
 
@@ -388,8 +394,9 @@ def build_engine(
 def _open_tiers(blueprint: Blueprint, fingerprint: bytes) -> Callable[[Engine], None]:
     """Opens the tiers that the options ask for; what it returns puts them behind an engine."""
     from trillion_infer.cache.tiers.stack import TierStack
+    from trillion_infer.engine.page_copies import PageCopier
     from trillion_infer.engine.pool_sides import pool_side
-    from trillion_infer.engine.tiering import PageCopier, attach_tiers
+    from trillion_infer.engine.tiering import attach_tiers
 
     copier = PageCopier(pool_side(blueprint))
     tiers = copier.open_tiers(blueprint.config, fingerprint + blueprint.dtype.encode())

@@ -14,8 +14,9 @@ from trillion_infer.engine.disaggregated import DisaggregatedEngine, PrefillEngi
 from trillion_infer.engine.draft_plan import DraftSource
 from trillion_infer.engine.engine import Engine
 from trillion_infer.engine.memory import keep_freed_memory
+from trillion_infer.engine.page_copies import PageCopier
 from trillion_infer.engine.pool_sides import pool_side
-from trillion_infer.engine.tiering import PageCopier, share_tiers
+from trillion_infer.engine.tiering import share_tiers
 from trillion_infer.models import Family
 from trillion_infer.transfer.pages import PageMover
 
@@ -39,7 +40,7 @@ def build_disaggregated(
     kinds = {"prefill": PrefillEngine, "decode": Engine}
     report = BuildReport(timeline or Timeline())
     plans = [
-        (role, plan_engine(family, mesh, role_config(config, role), packing, drafters, role))
+        (role, plan_engine(family, mesh, role_config(config, role), packing, drafters, role, config.has_tiers))
         for role in ROLES
         for mesh in meshes[role]
     ]

@@ -4,25 +4,23 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from trillion_infer.core.request import Request, Status
-from trillion_infer.engine import experts
 from trillion_infer.engine.batch import BatchLayout, pack_rows
 from trillion_infer.engine.buckets import Bucket, Buckets
 from trillion_infer.engine.events import TokenEvent
+from trillion_infer.engine.figures import Figures
 from trillion_infer.engine.keeping import KeepsBlocks
 from trillion_infer.engine.masks import TokenMasks
 from trillion_infer.engine.programs import Programs
-from trillion_infer.engine.prompt_scores import PromptScores, ScoreBlock
-from trillion_infer.engine.results import fetch_scores, new_tokens, read_logprobs
+from trillion_infer.engine.prompt_scores import PromptScores
+from trillion_infer.engine.results import Pending, fetch_scores, new_tokens, read_logprobs
 from trillion_infer.engine.state import DeviceState, table_chunks
 from trillion_infer.layers.pools import Pool
 from trillion_infer.sample import Sampled, Verified
@@ -31,34 +29,13 @@ from trillion_infer.schedule.plan import Row, StepPlan
 from trillion_infer.schedule.scheduler import Scheduler
 
 if TYPE_CHECKING:
-    from trillion_infer.engine.drafting import Drafted, ModelDrafter
+    from trillion_infer.engine.drafting import ModelDrafter
     from trillion_infer.engine.guard import BatchGuard
     from trillion_infer.engine.speculation import Speculation
     from trillion_infer.engine.tiering import KVTiering
 
 
-@dataclass
-class _Pending:
-    """A step sent to the device. `rows[i]` is the request row whose result stands at place `places[i]`.
-
-    begun: when its preparation began; None where that included compiling, or something was compiled beside it.
-    """
-
-    bucket: Bucket
-    rows: list[Row]
-    places: list[int]
-    sampled: Sampled | Verified
-    begun: float | None
-    scores: list[ScoreBlock] = field(default_factory=list)
-    drafted: "list[Drafted]" = field(default_factory=list)
-
-    @property
-    def is_ready(self) -> bool:
-        tokens = self.sampled.tokens if isinstance(self.sampled, Verified) else self.sampled.token
-        return tokens.is_ready()  # pyright: ignore[reportAttributeAccessIssue]
-
-
-class Engine(KeepsBlocks):
+class Engine(KeepsBlocks, Figures):
     """Requests in, token events out. Not thread-safe: one thread owns it.
 
     One scheduler a `data` shard of the mesh; a request stays with the shard it was given. With `speculation`, steps
@@ -77,7 +54,7 @@ class Engine(KeepsBlocks):
         self.programs, self.schedulers = programs, list(schedulers)
         self._params, self._state = params, state
         self._depth = 1 if run_ahead else 0
-        self._pending: deque[_Pending] = deque()
+        self._pending: deque[Pending] = deque()
         self._owner: dict[str, Scheduler] = {}
         self._layouts: dict[Bucket, BatchLayout] = {}
         self._rows = [RowTable(scheduler.config.max_running) for scheduler in schedulers]
@@ -212,7 +189,7 @@ class Engine(KeepsBlocks):
         if speculation is not None:
             events += self._draft(speculation)
         if self.tiering is not None:
-            is_idle = waits and not self._pending and not any(scheduler.num_running for scheduler in self.schedulers)
+            is_idle = waits and not self._pending and not any(s.num_running > s.num_layered for s in self.schedulers)
             self.replace_pools(self.tiering.promote(self.all_pools, is_idle))
         lookahead = speculation.lookahead(self.schedulers) if speculation is not None else 0
         plans = [scheduler.schedule(lookahead) for scheduler in self.schedulers]
@@ -254,10 +231,10 @@ class Engine(KeepsBlocks):
         speculation.assign(self.schedulers)
         return events
 
-    def _send(self, plans: list[StepPlan | None], begun: float, buckets: Buckets) -> _Pending:
+    def _send(self, plans: list[StepPlan | None], begun: float, buckets: Buckets) -> Pending:
         for shard, plan in enumerate(plans):
             if plan is not None:
-                self._prepare(shard, plan)
+                self.prepare(shard, plan)
         filled = [plan for plan in plans if plan is not None]
         scored = any(
             self.prompt_scores.wants(row) for plan in filled for row in plan.rows if row.length > 1 or not row.samples
@@ -268,6 +245,26 @@ class Engine(KeepsBlocks):
             decode_only=not scored and all(plan.num_decode == len(plan.rows) for plan in filled),
             width=1 + max((len(row.draft_ids) for plan in filled for row in plan.rows), default=0),
         )
+        rows, places, batch = self._pack(bucket, plans)
+        state = self._state
+        pools, sampling_rows, logits, hidden, *extras = self.programs.forward(bucket).run(
+            self._params, state.pools, state.tables, state.sampler.last_token, batch
+        )
+        self._state = DeviceState(pools, state.tables, state.sampler)
+        sampled = self._choose(bucket, len(plans), rows, places, sampling_rows, logits)
+        scores = self.prompt_scores.send(self._params, bucket, hidden, rows, places) if scored else []
+        pending = Pending(bucket, rows, places, sampled, begun, scores)
+        if self.drafters:
+            from trillion_infer.engine.drafting import wanted_rows
+
+            wanted = wanted_rows(plans, bucket.sequences) if any(row.lookahead for row in rows) else None
+            for drafter in self.drafters:
+                drafted = drafter.follow(bucket, self._state, batch, hidden, extras[0], sampled, wanted)
+                pending.drafted += [drafted] if drafted is not None else []
+        return pending
+
+    def _pack(self, bucket: Bucket, plans: Sequence[StepPlan | None]) -> tuple[list[Row], list[int], Any]:
+        """The plans' rows, their places among all shards' rows of the bucket, and the batch of them."""
         layout = self._layouts.setdefault(bucket, BatchLayout(bucket))
         packed = np.zeros((len(plans), layout.size), np.int32)
         rows, places = [], []
@@ -279,28 +276,39 @@ class Engine(KeepsBlocks):
             pack_rows(layout, plan_rows, plan.num_decode if plan else 0, self._rows[shard], packed[shard])
         if self.guard is not None:
             self.guard.check(layout, packed, self._state)
-        mask, has_mask = self._masks.make(bucket, len(plans), rows, places)
         # On one device the call itself takes the array there, in less time.
         batch = packed if self.programs.mesh.devices.size == 1 else self.programs.place(packed, P("data"))
+        return rows, places, batch
+
+    def _choose(
+        self, bucket: Bucket, shards: int, rows: list[Row], places: list[int], sampling_rows: Any, logits: Any
+    ) -> Sampled | Verified:
+        """Samples the rows' tokens, on their way to the host."""
+        mask, has_mask = self._masks.make(bucket, shards, rows, places)
         state = self._state
-        pools, sampling_rows, logits, hidden, *extras = self.programs.forward(bucket).run(
-            self._params, state.pools, state.tables, state.sampler.last_token, batch
-        )
         sampler, sampled = self.programs.choose(bucket).run(state.sampler, sampling_rows, logits, mask, has_mask)
-        self._state = DeviceState(pools, state.tables, sampler)
+        self._state = DeviceState(state.pools, state.tables, sampler)
         (sampled.tokens if bucket.verifies else sampled.token).copy_to_host_async()
-        scores = self.prompt_scores.send(self._params, bucket, hidden, rows, places) if scored else []
-        pending = _Pending(bucket, rows, places, sampled, begun, scores)
-        if self.drafters:
-            from trillion_infer.engine.drafting import wanted_rows
+        return sampled
 
-            wanted = wanted_rows(plans, bucket.sequences) if any(row.lookahead for row in rows) else None
-            for drafter in self.drafters:
-                drafted = drafter.follow(bucket, self._state, batch, hidden, extras[0], sampled, wanted)
-                pending.drafted += [drafted] if drafted is not None else []
-        return pending
+    def send_layers(
+        self, bucket: Bucket, plans: Sequence[StepPlan | None], x: Any, between: np.ndarray, is_last: bool
+    ) -> Any:
+        """Sends a part of a step of a layered bucket: the repeats `between` two numbers of the model's segments, on
+        what those before left, x. Returns what they leave. With the last ones the step is in flight like any other."""
+        rows, places, batch = self._pack(bucket, plans)
+        state = self._state
+        pools, sampling_rows, logits, x = self.programs.layers(bucket).run(
+            self._params, state.pools, state.tables, state.sampler.last_token, batch, x, between
+        )
+        self._state = DeviceState(pools, state.tables, state.sampler)
+        if is_last:
+            sampled = self._choose(bucket, len(plans), rows, places, sampling_rows, logits)
+            self._pending.append(Pending(bucket, rows, places, sampled, None))
+            self.steps += 1
+        return x
 
-    def _prepare(self, shard: int, plan: StepPlan) -> None:
+    def prepare(self, shard: int, plan: StepPlan) -> None:
         """Page tables and sampler slots as this plan needs them."""
         offset = shard * self.schedulers[shard].config.max_running
         state = self._state
@@ -321,7 +329,7 @@ class Engine(KeepsBlocks):
                     state = DeviceState(state.pools, state.tables, sampler)
         self._state = state
 
-    def _receive(self, pending: _Pending) -> list[TokenEvent]:
+    def _receive(self, pending: Pending) -> list[TokenEvent]:
         """Waits for a step and hands its tokens to their requests."""
         tokens = new_tokens(pending.sampled)
         self._time(pending)
@@ -339,7 +347,7 @@ class Engine(KeepsBlocks):
                 self.speculation.offer(drafted)
         return events
 
-    def _time(self, pending: _Pending) -> None:
+    def _time(self, pending: Pending) -> None:
         """Tells speculation and tiers what a step took: from its beginning, or the result before it, to its own."""
         now = time.monotonic()
         if pending.begun is not None:
@@ -349,6 +357,8 @@ class Engine(KeepsBlocks):
             if self.tiering is not None:
                 prefilled = sum(row.length for row in pending.rows if row.length > 1)
                 self.tiering.promoter.record_prefill(prefilled, seconds)
+        if self.tiering is not None:
+            self.tiering.promoter.record_result(row.request for row in pending.rows)
         self._received = now
 
     def _is_plain(self, request: Request) -> bool:
@@ -407,48 +417,16 @@ class Engine(KeepsBlocks):
             self.speculation.track(request)
         return events
 
-    # Figures
+    # Ends
 
     def drain(self) -> None:
         """Waits for steps in flight; their tokens go to requests that are still live."""
         while self._pending:
             self._receive(self._pending.popleft())
 
-    def stats(self) -> dict[str, float]:
-        """Sums over data shards of the schedulers' figures, the engine's own counters, and what speculation gave."""
-        total: dict[str, float] = self.speculation.stats() if self.speculation is not None else {}
-        compiled = self.programs.compiled + sum(drafter.programs.compiled for drafter in self.drafters)
-        total |= {"steps": self.steps, "compilations": compiled, "programs_coming": len(self.programs.coming)}
-        total |= experts.stats(self._state.expert_cache)
-        for scheduler in self.schedulers:
-            for name, value in scheduler.stats().items():
-                total[name] = total.get(name, 0) + value
-        if self.tiering is None:
-            return total
-        tiers = self.tiering.stats()
-        stored = sum(tiers[f"kv_{tier.name}.hit_tokens"] for tier in self.tiering.stack.tiers)
-        return {**total, **tiers, "kv_device.hit_tokens": max(0, total["prefix_hit_tokens"] - stored)}
-
     def wait_for_programs(self) -> None:
         """Until every program that is made behind the engine is there."""
         self.programs.wait()
-
-    def meshes(self) -> list[tuple[str, Mesh]]:
-        """The meshes that this runs on, by what they do."""
-        return [("engine", self.programs.mesh)]
-
-    def memory(self) -> dict[str, int]:
-        """Bytes of what stays on the devices besides weights, and of KV beyond them, by holder."""
-        state = self._state
-        layouts = self.schedulers[0].cache.groups
-        pools = {f"kv_{g.group.name}": pool.nbytes for g, pool in zip(layouts, state.kv_pools, strict=True)}
-        if state.expert_cache is not None:
-            pools["expert_cache"] = state.expert_cache.nbytes
-        sampler = sum(leaf.nbytes for leaf in jax.tree.leaves(state.sampler))
-        beyond = {} if self.tiering is None else self.tiering.memory()
-        for drafter in self.drafters:
-            pools |= drafter.memory()
-        return {**pools, "page_tables": sum(table.nbytes for table in state.tables), "sampler": sampler, **beyond}
 
     def close(self) -> None:
         """Waits for the device and drops every array. The engine is of no use afterwards."""

@@ -63,7 +63,7 @@ class KeepsBlocks:
         """Whether a block is on the device, or in the tier next to it."""
         for scheduler in self.schedulers:
             for number, group in enumerate(scheduler.cache.groups):
-                if name in group.index or (self.tiering is not None and self.tiering.stack.is_at_hand((number, name))):
+                if name in group.index or (self.tiering is not None and self.tiering.is_at_hand(number, name)):
                     return True
         return False
 

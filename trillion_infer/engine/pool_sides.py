@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from sharding.rules import kv_plan
+from trillion_infer.cache.parts import layer_parts
 from trillion_infer.config.model import AttentionSpec, cache_key
 from trillion_infer.transfer.convert import VectorFormat
 from trillion_infer.transfer.pages import PoolSide
@@ -31,4 +32,6 @@ def pool_side(blueprint: "Blueprint") -> PoolSide:
             plans.append(None)
             formats.append(VectorFormat(layout.dtype, (mixer.kv_rank, layout.dim - mixer.kv_rank)))
     _, names, layouts = zip(*owners, strict=True)
-    return PoolSide(blueprint.mesh, names, layouts, tuple(plans), tuple(formats), tuple(groups))
+    most = {"most": 1} if blueprint.drafts else {}  # a drafter's layers are not the target's
+    parts = layer_parts(target, blueprint.layouts, **most)
+    return PoolSide(blueprint.mesh, names, layouts, tuple(plans), tuple(formats), tuple(groups), parts)

@@ -180,6 +180,10 @@ class Programs(ProgramSet):
     def forward(self, bucket: Bucket) -> Program:
         return self.get(bucket.name)
 
+    def layers(self, bucket: Bucket) -> Program:
+        """`forward` for some of the layers, of a layered bucket."""
+        return self.get(f"layers_{bucket.tokens}")
+
     def choose(self, bucket: Bucket) -> Program:
         """Samples a token a row, or, where the bucket verifies, accepts drafts."""
         return self.get(sampler_name(bucket))
@@ -209,10 +213,13 @@ class Programs(ProgramSet):
         chooses = [f"choose_{rows}" for rows in self.buckets.row_counts]
         scores = sorted({f"score_{bucket.tokens}" for bucket in self.buckets.mixed})
         chooses += dict.fromkeys(sampler_name(bucket) for bucket in self.buckets.verify)
-        return [*chooses, *steps, "update_tables", "init_slot", "make_pools", *scores]
+        layered = [f"layers_{bucket.tokens}" for bucket in self.buckets.layered]
+        return [*chooses, *steps, *layered, "update_tables", "init_slot", "make_pools", *scores]
 
     def _programs_of(self, bucket: Bucket) -> list[str]:
         """What steps of a bucket run, beside what all do."""
+        if bucket in self.buckets.layered:
+            return [sampler_name(bucket), f"layers_{bucket.tokens}"]
         scores = [f"score_{bucket.tokens}"] if bucket in self.buckets.mixed else []
         return [sampler_name(bucket), bucket.name, *scores]
 
@@ -226,7 +233,7 @@ class Programs(ProgramSet):
         """After the first the smallest decode, for a single answer, and the largest step, for long prompts."""
         buckets = self.buckets
         first = buckets.first(self.whole_prompts)
-        return self._by_need([first, *buckets.decode[:1], max(buckets.mixed), *buckets.all])
+        return self._by_need([first, *buckets.decode[:1], max(buckets.mixed), *buckets.all, *buckets.layered])
 
     def load_all(self, progress: Progress | None = None) -> None:
         """Takes what is missing from the source, as far as it goes; `progress` as for `compile_all`."""
@@ -282,7 +289,7 @@ class Programs(ProgramSet):
             "model": config.family,
             "config": _digest(config),
             "arrays": _digest(arrays),
-            "buckets": _digest(self.buckets),
+            "buckets": _digest(replace(self.buckets, layered=())),
             "aux_layers": str(self.aux_layers),
             "ops": dataclasses.asdict(self.ops),
         }
@@ -310,6 +317,8 @@ class Programs(ProgramSet):
         if name.startswith("accept_"):
             return step.make_accept(slots)
         bucket = self._bucket(name)
+        if bucket in self.buckets.layered:
+            return step.make_layers(model, self.mesh, bucket, self.state, self.ops, self.params)
         return step.make_forward(model, self.mesh, bucket, self.state, self.ops, self.params, self.aux_layers)
 
     def arguments(self, name: str) -> tuple[tuple[Any, ...], tuple[int, ...]]:
@@ -333,10 +342,16 @@ class Programs(ProgramSet):
         if name.startswith("accept_"):
             return self._sampler_arguments(bucket), (0,)
         packed = abstract(by_data, (data, BatchLayout(bucket).size))
-        return (self.params, state.pools, state.tables, state.sampler.last_token, packed), (1,)
+        args = (self.params, state.pools, state.tables, state.sampler.last_token, packed)
+        if bucket in self.buckets.layered:
+            x = abstract(by_data, (data * bucket.tokens, self.config.width), self.ops.dtype)
+            args = (*args, x, replicated((2,)))
+        return args, (1,)
 
     def _bucket(self, name: str) -> Bucket:
         """The bucket of a step, or of the sampler after steps with drafts."""
+        if name.startswith("layers_"):
+            return next(b for b in self.buckets.layered if name == f"layers_{b.tokens}")
         return next(b for b in self.buckets.all if name in (b.name, sampler_name(b)))
 
     def _sampler_arguments(self, bucket: Bucket) -> tuple[Any, ...]:

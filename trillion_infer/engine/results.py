@@ -1,13 +1,40 @@
-"""What a step chose, from the devices to the host."""
+"""A step on the devices, and what it chose on its way to the host."""
 
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
 from trillion_infer.core.outputs import Logprob
+from trillion_infer.engine.buckets import Bucket
+from trillion_infer.engine.prompt_scores import ScoreBlock
 from trillion_infer.sample import Sampled, Verified
+from trillion_infer.schedule.plan import Row
+
+if TYPE_CHECKING:
+    from trillion_infer.engine.drafting import Drafted
+
+
+@dataclass
+class Pending:
+    """A step sent to the device. `rows[i]` is the request row whose result stands at place `places[i]`.
+
+    begun: when its preparation began; None where that included compiling, or something was compiled beside it.
+    """
+
+    bucket: Bucket
+    rows: list[Row]
+    places: list[int]
+    sampled: Sampled | Verified
+    begun: float | None
+    scores: list[ScoreBlock] = field(default_factory=list)
+    drafted: "list[Drafted]" = field(default_factory=list)
+
+    @property
+    def is_ready(self) -> bool:
+        tokens = self.sampled.tokens if isinstance(self.sampled, Verified) else self.sampled.token
+        return tokens.is_ready()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def new_tokens(sampled: Sampled | Verified) -> list[list[int]]:

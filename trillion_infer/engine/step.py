@@ -5,6 +5,7 @@ only: buckets share it. Everything between them stays on the device.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -12,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Bool, Int, UInt
+from jaxtyping import Array, Bool, Float, Int, UInt
 
 from sharding.rules import VOCAB_AXES
 from trillion_infer.engine.batch import ON_DEVICE, BatchLayout, token_positions
@@ -46,18 +47,73 @@ def make_forward(
     run = _sharded_forward(model, mesh, bucket, state, ops, weights, aux_layers or ())
 
     def forward(params, pools: Pools, tables, last_token: Int[Array, "N"], packed: Int[Array, "d n"]):
-        fields = layout.unpack(packed)
-        offset = (jnp.arange(packed.shape[0], dtype=jnp.int32) * slots)[:, None]
-        sequence, positions = jax.vmap(partial(token_positions, bucket.tokens))(fields["kv_lens"], fields["cu_q_lens"])
-        newest = last_token[jnp.take_along_axis(fields["slots"] + offset, sequence, axis=1)]
-        tokens = jnp.where(fields["tokens"] == ON_DEVICE, newest, fields["tokens"])
-        rope_lens = jnp.maximum(jnp.take_along_axis(fields["prompt_lens"], sequence, axis=1), positions + 1)
-        batch = {"tokens": tokens, "positions": positions, "rope_lens": rope_lens, **_pick(fields)}
+        batch = _batch(layout, packed, last_token, slots)
         logits, hidden, aux, pools = run(params, pools, tables, batch)
         out = pools, layout.rows(packed), logits, hidden
-        return out if aux_layers is None else (*out, (tokens.reshape(-1), aux))
+        return out if aux_layers is None else (*out, (batch["tokens"].reshape(-1), aux))
 
     return forward
+
+
+def make_layers(model: Decoder, mesh: Mesh, bucket: Bucket, state: DeviceState, ops: Ops, weights: Params):
+    """layers(params, pools, tables, last_token, packed, x, between) -> (pools, rows, logits, x).
+
+    A part of `forward`: the repeats `between` two numbers `[2]` of the model's segments laid end to end, on the
+    residual stream x `[data*T, M]` that those before left. Logits are zeros before the last one. Every device along
+    `sequence` computes all tokens.
+    """
+    layout = BatchLayout(bucket)
+    slots = state.tables[0].shape[0] // mesh.shape["data"]
+    sizes = dict(mesh.shape)
+    pools, tables = specs_of(state.pools), tuple(P("data") for _ in state.tables)
+
+    def shard(params: Params, pools: Pools, tables, batch: dict[str, Array], x, between):
+        inputs = _inputs({name: value[0] for name, value in batch.items()}, tables, (), None)
+        return model.some_layers(params, pools, inputs, sizes, ops, x, between)
+
+    run = jax.shard_map(
+        shard,
+        mesh=mesh,
+        in_specs=(specs_of(weights), pools, tables, P("data"), P("data"), P()),
+        out_specs=(P("data", VOCAB_AXES), P("data"), pools),
+        check_vma=False,
+    )
+
+    def layers(params, pools: Pools, tables, last_token, packed, x: Float[Array, "n M"], between: Int[Array, "2"]):
+        logits, x, pools = run(params, pools, tables, _batch(layout, packed, last_token, slots), x, between)
+        return pools, layout.rows(packed), logits, x
+
+    return layers
+
+
+def _batch(
+    layout: BatchLayout, packed: Int[Array, "d n"], last_token: Int[Array, "N"], slots: int
+) -> dict[str, Int[Array, "d ..."]]:
+    """What the layers are to know of a packed batch. slots: requests a data shard."""
+    fields = layout.unpack(packed)
+    offset = (jnp.arange(packed.shape[0], dtype=jnp.int32) * slots)[:, None]
+    of_each = jax.vmap(partial(token_positions, layout.bucket.tokens))
+    sequence, positions = of_each(fields["kv_lens"], fields["cu_q_lens"])
+    newest = last_token[jnp.take_along_axis(fields["slots"] + offset, sequence, axis=1)]
+    tokens = jnp.where(fields["tokens"] == ON_DEVICE, newest, fields["tokens"])
+    rope_lens = jnp.maximum(jnp.take_along_axis(fields["prompt_lens"], sequence, axis=1), positions + 1)
+    picked = {name: fields[name] for name in ("slots", "kv_lens", "cu_q_lens", "num_seqs", "sample_rows")}
+    return {"tokens": tokens, "positions": positions, "rope_lens": rope_lens, **picked}
+
+
+def _inputs(
+    batch: dict[str, Array], tables: Sequence[Array], token_axes: tuple[str, ...], max_q_len: int | None
+) -> StepInputs:
+    """One shard's batch, of which it has its own tokens."""
+    sequences = Sequences(
+        positions=batch["positions"],
+        kv_lens=batch["kv_lens"],
+        cu_q_lens=batch["cu_q_lens"],
+        num_seqs=batch["num_seqs"],
+        page_tables=tuple(table[batch["slots"]] for table in tables),
+    )
+    tokens, rope_lens, sample_rows = batch["tokens"], batch["rope_lens"], batch["sample_rows"]
+    return StepInputs(tokens, rope_lens, sample_rows, sequences, token_axes, max_q_len)
 
 
 def make_choose(slots: int):
@@ -106,10 +162,6 @@ def _unpack_rows(rows: Int[Array, "d F S"], slots: int) -> tuple[RowParams, Int[
     return replace(params, slot=params.slot + offset), flat[PACKED_FIELDS:]
 
 
-def _pick(fields: dict[str, Array]) -> dict[str, Array]:
-    return {name: fields[name] for name in ("slots", "kv_lens", "cu_q_lens", "num_seqs", "sample_rows")}
-
-
 def _sharded_forward(
     model: Decoder,
     mesh: Mesh,
@@ -136,18 +188,9 @@ def _sharded_forward(
         batch = {name: value[0] for name, value in batch.items()}
         for name in ("tokens", "rope_lens", "positions"):
             batch[name] = own_part(batch[name], token_axes, mesh)
-        sequences = Sequences(
-            positions=batch["positions"],
-            kv_lens=batch["kv_lens"],
-            cu_q_lens=batch["cu_q_lens"],
-            num_seqs=batch["num_seqs"],
-            page_tables=tuple(table[batch["slots"]] for table in tables),
-        )
-        tokens, rope_lens, sample_rows = batch["tokens"], batch["rope_lens"], batch["sample_rows"]
-        inputs = StepInputs(tokens, rope_lens, sample_rows, sequences, token_axes, max_q_len)
-        sizes = dict(mesh.shape)
+        inputs, sizes = _inputs(batch, tables, token_axes, max_q_len), dict(mesh.shape)
         hidden, aux, pools = model.states(params, pools, inputs, sizes, ops, aux_layers)
-        return model.logits(params, hidden[sample_rows], sizes, ops), hidden, aux, pools
+        return model.logits(params, hidden[inputs.sample_rows], sizes, ops), hidden, aux, pools
 
     return jax.shard_map(
         shard,

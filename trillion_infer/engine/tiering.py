@@ -5,108 +5,29 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
 
-import jax
-import numpy as np
 from jaxtyping import Array
 
-from sharding.heads import HeadPlan
 from trillion_infer.cache.eviction import Block
-from trillion_infer.cache.layout import PoolLayout
-from trillion_infer.cache.tiers.base import BlockKey, Tier
-from trillion_infer.cache.tiers.make import make_tiers
+from trillion_infer.cache.tiers.base import BlockKey, group_of
 from trillion_infer.cache.tiers.stack import TierStack
-from trillion_infer.config.engine import EngineConfig
+from trillion_infer.engine.layered import LayerSteps
+from trillion_infer.engine.page_copies import PageCopier, Pools
 from trillion_infer.engine.promoter import Promoter
-from trillion_infer.layers.pools import Pool
 from trillion_infer.schedule.scheduler import Scheduler
-from trillion_infer.transfer.convert import SCALE_BYTES
-from trillion_infer.transfer.pages import PAGES_PER_CALL, PoolSide, extract, insert, padded_ids, page_program
+from trillion_infer.transfer.pages import PAGES_PER_CALL, PoolSide
 
 if TYPE_CHECKING:
     from trillion_infer.engine.engine import Engine
-
-Pools = tuple[Pool, ...]
 
 LOOK_AHEAD = 64
 """Blocks next to be evicted that are looked at, to fill a call that reads pages."""
 
 
-class PageCopier:
-    """Pages of the pools as host bytes and back, by logical head: the same bytes whatever the mesh.
-
-    A block of a cache group holds the page of each pool that has the group's pages, those of models that draft behind
-    the target's own. Pools go by their number in the side, which is their place in `Engine.all_pools`.
-    """
-
-    def __init__(self, side: PoolSide):
-        layouts, both = side.layouts, list(zip(side.layouts, side.plans, strict=True))
-        self._out = [page_program(extract, side.mesh, plan) for plan in side.plans]
-        self._into = [page_program(insert, side.mesh, plan, layout.pool_spec) for layout, plan in both]
-        self._shapes = [_block_shape(layout, plan) for layout, plan in both]
-        self._dtypes = [np.dtype(np.uint8 if lay.quantised else jax.numpy.dtype(lay.dtype)) for lay in layouts]
-        self._names = [layout.dtype for layout in layouts]
-        self.num_groups = max(side.groups) + 1
-        self._drafters = side.names[self.num_groups :]
-        self._parts = [[n for n, own in enumerate(side.groups) if own == group] for group in range(self.num_groups)]
-
-    def open_tiers(self, config: EngineConfig, fingerprint: bytes) -> list[Tier]:
-        """The tiers that `config` asks for, for blocks of these pools. Raises what `make_tiers` raises."""
-        sizes = [self.block_bytes(group) for group in range(self.num_groups)]
-        layout = repr(list(zip(self._shapes, self._names, strict=True))) + "".join(self._drafters)
-        return make_tiers(config.host_kv, config.disk_kv, config.store, fingerprint, layout, sizes)
-
-    def block_bytes(self, group: int) -> int:
-        """Bytes of one page of a group in all its pools, replicas and padding of heads left out."""
-        return sum(self._page_bytes(number) for number in self._parts[group])
-
-    def _page_bytes(self, number: int) -> int:
-        return int(np.prod(self._shapes[number])) * self._dtypes[number].itemsize
-
-    def read(self, pools: Pools, group: int, pages: Sequence[int]) -> list[Array]:
-        """Starts copying at most PAGES_PER_CALL pages of a group to the host, as the steps sent so far leave them."""
-        found = [self._out[number](pools[number], padded_ids(pages, 0)) for number in self._parts[group]]
-        for data in found:
-            data.copy_to_host_async()
-        return found
-
-    def to_bytes(self, data: Sequence[Array], count: int) -> list[bytes]:
-        """The bytes of each of the `count` pages that were read."""
-        hosts = [np.asarray(part) for part in data]
-        return [b"".join([host[:, i].tobytes() for host in hosts]) for i in range(count)]
-
-    def write(self, pools: Pools, group: int, pages: Sequence[int], blocks: Sequence[bytes]) -> Pools:
-        """The pools with at most PAGES_PER_CALL blocks of a group in `pages`; donates the group's."""
-        written, start = list(pools), 0
-        for number in self._parts[group]:
-            shape, dtype = self._shapes[number], self._dtypes[number]
-            data = np.zeros((shape[0], PAGES_PER_CALL, *shape[1:]), dtype)
-            for i, block in enumerate(blocks):
-                data[:, i] = np.frombuffer(block, dtype, int(np.prod(shape)), start).reshape(shape)
-            start += self._page_bytes(number)
-            ids = padded_ids(pages, written[number].shape[1])
-            written[number] = self._into[number](written[number], ids, data)
-        return tuple(written)
-
-    def warm_up(self, pools: Pools) -> Pools:
-        """Compiles what there is, so that no step waits for it."""
-        for group in range(self.num_groups):
-            self.read(pools, group, [])
-            pools = self.write(pools, group, [], [])
-        return pools
-
-
 def attach_tiers(engine: "Engine", stack: TierStack, copier: PageCopier, owns_stack: bool = True) -> None:
     """Puts the tiers behind an engine's pools; every program they need is compiled."""
-    engine.replace_pools(copier.warm_up(engine.all_pools))
-    engine.tiering = KVTiering(stack, engine.schedulers, copier, owns_stack)
-
-
-def _block_shape(layout: PoolLayout, plan: HeadPlan | None) -> tuple[int, ...]:
-    """Of a page as `extract` gives it, its layers first."""
-    scales = SCALE_BYTES if layout.quantised else 0
-    if plan is None:
-        return (layout.layers, layout.page_size, layout.dim + layout.scale_rows * scales)
-    return (layout.layers, layout.page_size, plan.kv_heads, 2, layout.dim + scales)
+    steps = LayerSteps(engine, copier.parts) if engine.programs.buckets.layered else None
+    engine.replace_pools(copier.warm_up(engine.all_pools, by_parts=steps is not None))
+    engine.tiering = KVTiering(stack, engine.schedulers, copier, owns_stack, steps)
 
 
 @dataclass(frozen=True)
@@ -114,8 +35,13 @@ class _Page:
     """A page that holds a block, of one data shard."""
 
     shard: int
-    key: BlockKey
+    group: int
+    name: bytes
     page: int
+
+    @property
+    def key(self) -> tuple[int, bytes]:
+        return self.group, self.name
 
 
 class KVTiering:
@@ -125,18 +51,25 @@ class KVTiering:
     read from the pools between planning a step and sending it: that is what the steps sent so far leave in them. A
     call that reads pages reads PAGES_PER_CALL whatever it needs, so what is left of it takes the blocks that are to be
     evicted next. Shared tiers get each block when it is computed. Engines of one thread may share a stack, which one
-    of them owns.
+    of them owns. steps: run a request's first step as the layers of its prefix arrive, where that is possible.
     """
 
-    def __init__(self, stack: TierStack, schedulers: Sequence[Scheduler], copier: PageCopier, owns_stack: bool = True):
-        self.stack, self._copier, self._owns_stack = stack, copier, owns_stack
+    def __init__(
+        self,
+        stack: TierStack,
+        schedulers: Sequence[Scheduler],
+        copier: PageCopier,
+        owns_stack: bool = True,
+        steps: LayerSteps | None = None,
+    ):
+        self.stack, self._copier, self._owns_stack, self._steps = stack, copier, owns_stack, steps
         self._schedulers = list(schedulers)
         self._groups = range(len(schedulers[0].cache.groups))
         self._evicted: list[_Page] = []
         self._published: list[_Page] = []
         self._bytes_out = 0
         self._is_closed = False
-        self.promoter = Promoter(stack, self._schedulers, copier.block_bytes)
+        self.promoter = Promoter(stack, self._schedulers, copier, steps)
         for shard, scheduler in enumerate(self._schedulers):
             for number, group in enumerate(scheduler.cache.groups):
                 group.on_evict = self._recorder(self._evicted, shard, number)
@@ -144,7 +77,15 @@ class KVTiering:
                     group.on_publish = self._recorder(self._published, shard, number)
 
     def _recorder(self, pages: list[_Page], shard: int, number: int) -> Callable[[Block], None]:
-        return lambda block: pages.append(_Page(shard, (number, block.name), block.page))
+        return lambda block: pages.append(_Page(shard, number, block.name, block.page))
+
+    def _keys(self, group: int, name: bytes) -> list[BlockKey]:
+        """Of every part of a block."""
+        return [(unit, name) for unit in self._copier.units[group]]
+
+    def is_at_hand(self, group: int, name: bytes) -> bool:
+        """The whole block is in the first tier or on its way there, so that it need not be stored again."""
+        return all(self.stack.is_at_hand(key) for key in self._keys(group, name))
 
     # Device to tiers
 
@@ -153,10 +94,10 @@ class KVTiering:
 
         unwritten: pages of one group that have a name already and not yet its content.
         """
-        evicted = [page for page in self._evicted if not self.stack.is_at_hand(page.key)]
+        evicted = [page for page in self._evicted if not self.is_at_hand(*page.key)]
         self._evicted.clear()
         for group in self._groups:
-            pages = [page for page in evicted if page.key[0] == group]
+            pages = [page for page in evicted if page.group == group]
             if pages:
                 skipped = unwritten if group == group_unwritten else ()
                 more = self._next_victims(pages, group, -len(pages) % PAGES_PER_CALL, skipped)
@@ -171,26 +112,29 @@ class KVTiering:
         shard, taken = evicted[-1].shard, {page.key for page in evicted}
         blocks = self._schedulers[shard].cache.groups[group].pool.cached_blocks()
         pages = (
-            _Page(shard, (group, block.name), block.page)
+            _Page(shard, group, block.name, block.page)
             for block in islice(blocks, LOOK_AHEAD)
             if block.page not in skipped
         )
-        new = (page for page in pages if page.key not in taken and not self.stack.is_at_hand(page.key))
+        new = (page for page in pages if page.key not in taken and not self.is_at_hand(*page.key))
         return islice(new, count)
 
     def _save_published(self, pools: Pools, at_least: int) -> None:
         """Copies computed blocks to the shared tiers, once there are `at_least` of a group: in whole calls."""
         waiting, self._published[:] = list(self._published), []
         for group in self._groups:
-            pages = [page for page in waiting if page.key[0] == group]
+            pages = [page for page in waiting if page.group == group]
             ready = len(pages) if at_least == 1 else len(pages) // at_least * at_least
             self._published += pages[ready:]
-            new = [page for page in pages[:ready] if page.key not in self.stack and self._is_there(page)]
+            new = [page for page in pages[:ready] if not self._is_stored(page) and self._is_there(page)]
             self._save(pools, group, new, only_shared=True)
+
+    def _is_stored(self, page: _Page) -> bool:
+        return all(key in self.stack for key in self._keys(*page.key))
 
     def _is_there(self, page: _Page) -> bool:
         """The block has not been evicted since."""
-        block = self._schedulers[page.shard].cache.groups[page.key[0]].index.find(page.key[1])
+        block = self._schedulers[page.shard].cache.groups[page.group].index.find(page.name)
         return block is not None and block.page == page.page
 
     def save_cached(self, pools: Pools, names: Collection[bytes] | None = None, waits: bool = True) -> None:
@@ -202,9 +146,9 @@ class KVTiering:
         for shard, scheduler in enumerate(self._schedulers):
             for number, group in enumerate(scheduler.cache.groups):
                 blocks = [
-                    _Page(shard, (number, block.name), block.page)
+                    _Page(shard, number, block.name, block.page)
                     for block in group.pool.cached_blocks()
-                    if (wanted is None or block.name in wanted) and not self.stack.is_at_hand((number, block.name))
+                    if (wanted is None or block.name in wanted) and not self.is_at_hand(number, block.name)
                 ]
                 for start in range(0, len(blocks), PAGES_PER_CALL):
                     self._save(pools, number, blocks[start : start + PAGES_PER_CALL])
@@ -214,17 +158,18 @@ class KVTiering:
     def persist(self, pools: Pools, names: Sequence[bytes]) -> None:
         """Copies blocks of these names, wherever they are, to the first tier that outlives the process."""
         self.save_cached(pools, names)
-        self.stack.persist([(group, name) for group in self._groups for name in names])
+        self.stack.persist(self._all_keys(names))
 
     def _save(self, pools: Pools, group: int, pages: Sequence[_Page], only_shared: bool = False) -> None:
         for start in range(0, len(pages), PAGES_PER_CALL):
             part = pages[start : start + PAGES_PER_CALL]
-            size = self._copier.block_bytes(group) * len(part)
+            size = sum(map(self._copier.unit_bytes, self._copier.units[group])) * len(part)
             if not self.stack.can_take(size):
                 self.stack.drop(len(part))
                 continue
             data = self._copier.read(pools, group, [self._place(page.shard, group, page.page) for page in part])
-            self.stack.submit([page.key for page in part], _reader(self._copier, data, len(part)), size, only_shared)
+            keys = [key for page in part for key in self._keys(*page.key)]
+            self.stack.submit(keys, _reader(self._copier, data, group, len(part)), size, only_shared)
             self._bytes_out += size
 
     def _place(self, shard: int, group: int, page: int) -> int:
@@ -233,29 +178,40 @@ class KVTiering:
     # Tiers to device
 
     def promote(self, pools: Pools, is_idle: bool) -> Pools:
-        """Writes blocks that came for requests that wait; the pools with them.
+        """Writes blocks that came for requests that wait; the pools with them, and with what was computed on the way.
 
         is_idle: nothing else is being computed, so all that came is written, and what comes shortly is waited for.
         """
         for arrival in self.promoter.arrivals(is_idle):
-            filled = arrival.restore()
-            self.save_evicted(pools, {page for page, _ in filled}, arrival.group)
-            if filled:
-                places = [self._place(arrival.shard, arrival.group, page) for page, _ in filled]
-                pools = self._copier.write(pools, arrival.group, places, [data for _, data in filled])
+            group, filled = group_of(arrival.unit), arrival.restore()
+            by_part = arrival.prefill is not None
+            self.save_evicted(pools, () if by_part else {page for page, _ in filled}, group)
+            places = [self._place(arrival.shard, group, page) for page, _ in filled]
+            if filled and by_part:
+                pools = self._copier.write_part(pools, arrival.unit, places, [units[0] for _, units in filled])
+            elif filled:
+                pools = self._copier.write(pools, group, places, [units for _, units in filled])
+            if arrival.prefill is not None and self._steps is not None:
+                pools = self._steps.send(arrival.prefill, pools)
         return pools
 
     # Deleting
 
     def discard(self, names: Sequence[bytes]) -> None:
         """Deletes blocks of these names in every tier beyond the device."""
-        self.stack.discard([(group, name) for group in self._groups for name in names])
+        wanted = set(names)
+        self.promoter.drop(lambda name: name in wanted)
+        self.stack.discard(self._all_keys(names))
 
     def delete_tenant(self, tag: bytes) -> None:
         """Deletes the blocks whose names begin with `tag` in every tier beyond the device."""
         for pages in (self._evicted, self._published):
-            pages[:] = [page for page in pages if not page.key[1].startswith(tag)]
+            pages[:] = [page for page in pages if not page.name.startswith(tag)]
+        self.promoter.drop(lambda name: name.startswith(tag))
         self.stack.delete_tenant(tag)
+
+    def _all_keys(self, names: Sequence[bytes]) -> list[BlockKey]:
+        return [key for group in self._groups for name in names for key in self._keys(group, name)]
 
     # Figures, end
 
@@ -282,8 +238,8 @@ class KVTiering:
             self.stack.close()
 
 
-def _reader(copier: PageCopier, data: Sequence[Array], count: int) -> Callable[[], list[bytes]]:
-    return lambda: copier.to_bytes(data, count)
+def _reader(copier: PageCopier, data: Sequence[Array], group: int, count: int) -> Callable[[], list[bytes]]:
+    return lambda: copier.to_bytes(data, group, count)
 
 
 def share_tiers(stack: TierStack, engines: Sequence[tuple["Engine", PoolSide]]) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -150,6 +151,35 @@ class Decoder(nnx.Module):
         x = ctx.whole_tokens(bind(self.norm, params, "norm.")(x))
         return x, tuple(ctx.whole_tokens(state) for state in taps.states), pools
 
+    def some_layers(
+        self,
+        params: Params,
+        pools: Pools,
+        inputs: StepInputs,
+        axis_sizes: Mapping[str, int],
+        ops: Ops,
+        x: Float[Array, "T M"],
+        between: Int[Array, "2"],
+    ) -> tuple[Float[Array, "R V_shard"], Float[Array, "T M"], Pools]:
+        """The repeats `between` two numbers of the segments laid end to end, on what those before left: logits of the
+        wanted rows (zeros before the last repeat), the residual stream, and the pools with new entries.
+
+        Not over pipeline stages. Before the first repeat x is not read.
+        """
+        ctx = self._context(inputs, axis_sizes, ops)
+        start, stop = between[0], between[1]
+        embed = bind(self.embed, params, "embed.")
+        x = lax.cond(start == 0, lambda: embed(inputs.tokens, ctx).astype(x.dtype), lambda: x)
+        x, pools, _ = self._run_layers(x, pools, params, ctx, jnp.int32(0), Taps((), ()), (start, stop))
+
+        def logits():
+            normed = bind(self.norm, params, "norm.")(x)
+            return self.logits(params, normed[inputs.sample_rows], axis_sizes, ops)
+
+        shape = jax.eval_shape(logits)
+        repeats = sum(map(self.plan.slots, range(len(self.segments))))
+        return lax.cond(stop == repeats, logits, lambda: jnp.zeros(shape.shape, shape.dtype)), x, pools
+
     def _context(self, inputs: StepInputs, axis_sizes: Sizes, ops: Ops) -> Context:
         ropes = {layer.mixer.rope for layer in self.config.layers if layer.mixer.rope is not None}
         positions = inputs.sequences.positions
@@ -180,12 +210,25 @@ class Decoder(nnx.Module):
 
         return run_stages(run, x, pools, batches, axis_sizes["stage"])
 
-    def _run_layers(self, x, pools: Pools, params: Params, ctx: Context, stage: Int[Array, ""], taps: "Taps"):
-        """Every layer of this stage."""
-        first = 0
+    def _run_layers(
+        self,
+        x,
+        pools: Pools,
+        params: Params,
+        ctx: Context,
+        stage: Int[Array, ""],
+        taps: "Taps",
+        between: tuple[Int[Array, ""], Int[Array, ""]] | None = None,
+    ):
+        """Every layer of this stage, or those of the repeats `between` two numbers."""
+        first = done = 0
         for number, segment in enumerate(self.plan.segments):
-            x, pools, taps = self._run_segment(number, first, x, pools, params, ctx, stage, taps)
+            slots, run = self.plan.slots(number), None
+            if between is not None:
+                run = jnp.clip(between[0] - done, 0, slots), jnp.clip(between[1] - done, 0, slots)
+            x, pools, taps = self._run_segment(number, first, x, pools, params, ctx, stage, taps, run)
             first += len(segment.period) * sum(self.plan.counts[number])
+            done += slots
         return x, pools, taps
 
     def _run_segment(
@@ -198,9 +241,10 @@ class Decoder(nnx.Module):
         ctx: Context,
         stage: Int[Array, ""],
         taps: "Taps",
+        run: tuple[Int[Array, ""], Int[Array, ""]] | None,
     ):
-        """This stage's repeats of a segment, which begins at layer `first`. Where stages differ in their number the
-        loop ends early."""
+        """This stage's repeats of a segment, which begins at layer `first`, or a `run` of them. Where stages differ in
+        their number the loop ends early."""
         layers, plan = self.segments[number], self.plan
         offsets, per_period = [], dict.fromkeys(self.config.cache_keys, 0)
         for layer in layers:
@@ -224,7 +268,9 @@ class Decoder(nnx.Module):
             return x, pools, seen
 
         carry = (x, pools, taps.states)
-        if plan.is_even(number):
+        if run is not None:
+            x, pools, seen = lax.fori_loop(*run, one_period, carry)
+        elif plan.is_even(number):
             x, pools, seen = _repeat(one_period, plan.slots(number), carry)
         else:
             count = _by_stage(plan.counts[number], stage)

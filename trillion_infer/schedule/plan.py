@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from trillion_infer.cache.kv_cache import PageUpdate
+from trillion_infer.config.scheduler import SchedulerConfig
 from trillion_infer.core.request import Request
 
 
@@ -42,3 +43,40 @@ class StepPlan:
     @property
     def num_tokens(self) -> int:
         return sum(row.length for row in self.rows)
+
+
+class Step:
+    """The plan in the making, and what is left of its budgets."""
+
+    def __init__(self, config: SchedulerConfig, most_tokens: int):
+        self.tokens_left = most_tokens
+        self.prefill_left = min(config.prefill_chunk if config.chunked_prefill else most_tokens, most_tokens)
+        self.rows: list[Row] = []
+        self.planned: set[Request] = set()
+        self.admitted: list[Request] = []
+
+    @property
+    def room_for_prefill(self) -> int:
+        return min(self.tokens_left, self.prefill_left)
+
+    def add(self, row: Row) -> None:
+        self.rows.append(row)
+        self.planned.add(row.request)
+        self.tokens_left -= row.length
+
+
+def lacks(request: Request) -> int:
+    """Tokens to compute now; 0 when all that may be asked for is on its way."""
+    output = len(request.output_ids) + request.num_in_flight
+    if output >= request.max_tokens:
+        return 0
+    return max(0, len(request.prompt_ids) + output - request.num_computed)
+
+
+def next_row(request: Request, length: int) -> Row:
+    """The row of the next `length` tokens, counted as computed and its sampled token as in flight."""
+    row = Row(request, request.num_computed, length, False)
+    row.samples = row.start + length >= request.num_tokens
+    request.num_computed += length
+    request.num_in_flight += row.samples
+    return row

@@ -10,28 +10,8 @@ from trillion_infer.core.errors import InvalidRequestError, QueueFullError
 from trillion_infer.core.request import Request, Status
 from trillion_infer.schedule.admission import Admission
 from trillion_infer.schedule.estimate import OutputLengths
-from trillion_infer.schedule.plan import Row, StepPlan
+from trillion_infer.schedule.plan import Row, Step, StepPlan, lacks, next_row
 from trillion_infer.schedule.queues import RankedList, Ranks
-
-
-class _Step:
-    """The plan in the making, and what is left of its budgets."""
-
-    def __init__(self, config: SchedulerConfig, most_tokens: int):
-        self.tokens_left = most_tokens
-        self.prefill_left = min(config.prefill_chunk if config.chunked_prefill else most_tokens, most_tokens)
-        self.rows: list[Row] = []
-        self.planned: set[Request] = set()
-        self.admitted: list[Request] = []
-
-    @property
-    def room_for_prefill(self) -> int:
-        return min(self.tokens_left, self.prefill_left)
-
-    def add(self, row: Row) -> None:
-        self.rows.append(row)
-        self.planned.add(row.request)
-        self.tokens_left -= row.length
 
 
 class Scheduler:
@@ -60,6 +40,8 @@ class Scheduler:
         self._reserved: set[Request] = set()
         self._awaited: dict[Request, bytes] = {}
         self._on_hold: set[Request] = set()
+        # Running requests whose first row, planned here, waits for the pages of its prefix to be filled.
+        self._layered: dict[Request, Row] = {}
         # The waiting request that did not fit: looked at again when pages were given back, by a request that left
         # or by a prefill chunk that moved out of a window.
         self._blocked: Request | None = None
@@ -73,6 +55,11 @@ class Scheduler:
     @property
     def num_running(self) -> int:
         return len(self._running)
+
+    @property
+    def num_layered(self) -> int:
+        """Running requests of which `schedule` plans nothing, since their prefix is on its way."""
+        return len(self._layered)
 
     @property
     def num_waiting(self) -> int:
@@ -151,6 +138,60 @@ class Scheduler:
         else:
             self._on_hold.discard(request)
 
+    def begin_layered(self, request: Request, num_cached: int, limit: int) -> Row | None:
+        """Start a waiting request whose first `num_cached` tokens are on their way into pages that it gets now.
+
+        Returns the row of its next tokens, `limit` at most, which runs as they arrive; `schedule` passes the request
+        over until `end_layered`. It may be preempted or ended like any other, and then its row is void. None, without
+        effect, where there is no room, others come first, or another request is computing more of its prefix.
+        """
+        ahead = next((r for r in self._waiting if r is request or r not in self._on_hold), None)
+        if not self._has_slot or request.num_in_flight > 0 or ahead is not request or self._should_await(request):
+            return None
+        promised = self._admission.total_growth(self._running)
+        if self._running and not self._admission.fits(request, self.cache.match(request), promised):
+            return None
+        request.slot = heappop(self._free_slots)
+        start = self.cache.attach_around(request, num_cached)
+        wanted, length = request.num_known - num_cached, 0
+        if start is not None:
+            request.num_computed = num_cached
+            length = self.cache.fit(request, num_cached + min(limit, wanted)) - num_cached
+        enough = length >= (1 if self.config.chunked_prefill else wanted)
+        if start is None or not enough or not self.cache.allocate(request, num_cached + length):
+            self.cache.release(request)
+            heappush(self._free_slots, request.slot)
+            request.slot, request.num_computed = -1, 0
+            return None
+        self._waiting.remove(request)
+        self._on_hold.discard(request)
+        self._running.add(request)
+        request.status, request.num_computed = Status.RUNNING, start
+        row = self._layered[request] = Row(request, num_cached, length, False)
+        return row
+
+    def is_layered(self, request: Request) -> bool:
+        """It was begun by `begin_layered`, and neither ended nor preempted since."""
+        return request in self._layered
+
+    def end_layered(self, request: Request) -> Row:
+        """Its prefix is in its pages, and its row, which is returned, is about to be sent: go on as with any other."""
+        row = self._layered.pop(request)
+        request.num_computed = row.start
+        if request.metrics.preemptions == 0:
+            request.num_cached_tokens = row.start
+        self.cache.fill(request, row.start)
+        row = next_row(request, row.length)
+        self.cache.commit(request)
+        return row
+
+    def drop_layered(self, request: Request) -> None:
+        """Its prefix does not come: the request waits again, on hold, and holds nothing."""
+        self._vacate(request)
+        request.status = Status.WAITING
+        self._waiting.add(request)
+        self._on_hold.add(request)
+
     def reserve(self, request: Request, num_computed: int, by_growth: bool = False) -> int | None:
         """A slot, and pages for `num_computed` positions that another pool will compute: all of them or nothing.
 
@@ -223,7 +264,7 @@ class Scheduler:
 
         lookahead: positions beyond each sampling row for which free pages are held too, where there are any.
         """
-        step = _Step(self.config, self._most_tokens)
+        step = Step(self.config, self._most_tokens)
         self._commit_planned()
         ready, longer = self._lacking()
         self._plan_decodes(ready, len(longer) > 0, step)
@@ -259,14 +300,16 @@ class Scheduler:
         """Running requests that lack one token and may run, and those that lack more."""
         ready, longer = [], []
         for request in self._running:
-            count = _lacks(request)
+            if request in self._layered:
+                continue
+            count = lacks(request)
             if count > 1:
                 longer.append(request)
             elif count == 1 and (request.num_in_flight == 0 or not request.needs_known_tokens):
                 ready.append(request)
         return ready, longer
 
-    def _plan_decodes(self, ready: list[Request], prefilling: bool, step: _Step) -> None:
+    def _plan_decodes(self, ready: list[Request], prefilling: bool, step: Step) -> None:
         starting = len(self._waiting) > 0 and self._has_slot
         prefilling = prefilling or starting
         spare = self.config.max_batch_tokens - len(ready)
@@ -288,28 +331,28 @@ class Scheduler:
                 request.num_in_flight += 1
                 step.add(Row(request, start, length, True, drafts))
 
-    def _plan_prefills(self, longer: list[Request], step: _Step) -> None:
+    def _plan_prefills(self, longer: list[Request], step: Step) -> None:
         for request in longer:
             if step.room_for_prefill < 1:
                 return
             if request.status is Status.RUNNING:
                 self._plan_prefill(request, step)
 
-    def _plan_prefill(self, request: Request, step: _Step) -> None:
+    def _plan_prefill(self, request: Request, step: Step) -> None:
         """The next chunk: as much as the budgets and pages allow, at least one token if preemption can make room."""
-        start, length = request.num_computed, _lacks(request)
+        start, length = request.num_computed, lacks(request)
         if length > step.room_for_prefill and not self.config.chunked_prefill:
             return
         length = min(length, step.room_for_prefill)
         length = max(1, min(length, self.cache.fit(request, start + length) - start))
         if self._make_room(request, start + length, step):
             step.prefill_left -= length
-            step.add(_row(request, length))
+            step.add(next_row(request, length))
 
-    def _make_room(self, request: Request, upto_tokens: int, step: _Step) -> bool:
+    def _make_room(self, request: Request, upto_tokens: int, step: Step) -> bool:
         """Allocate pages; preempts requests that rank lower and are not in this step. False if that is not enough."""
         while not self.cache.allocate(request, upto_tokens):
-            victim = next((r for r in reversed(self._running) if r not in step.planned and _lacks(r) > 0), None)
+            victim = next((r for r in reversed(self._running) if r not in step.planned and lacks(r) > 0), None)
             if victim is None or self._ranks[victim] <= self._ranks[request]:
                 return False
             self._preempt(victim)
@@ -325,6 +368,7 @@ class Scheduler:
 
     def _vacate(self, request: Request) -> None:
         """Give slot and pages back."""
+        self._layered.pop(request, None)
         self.cache.commit(request)
         self.cache.release(request)
         self._running.remove(request)
@@ -336,7 +380,7 @@ class Scheduler:
 
     # Admission
 
-    def _admit(self, step: _Step) -> None:
+    def _admit(self, step: Step) -> None:
         """Start waiting requests in rank order while slots, budget and expected pages allow.
 
         One whose prefix another request is computing right now is passed over until those pages can be shared.
@@ -377,7 +421,7 @@ class Scheduler:
         self._awaited[request] = name
         return True
 
-    def _start(self, request: Request, hit: int, step: _Step) -> None:
+    def _start(self, request: Request, hit: int, step: Step) -> None:
         self._waiting.remove(request)
         request.slot = heappop(self._free_slots)
         request.status = Status.RUNNING
@@ -413,20 +457,3 @@ class Scheduler:
         if not self._running and not self._reserved and not self.cache.num_detached:
             for group in self.cache.groups:
                 assert group.pool.num_leased == 0, f"group {group.group.name} has leased pages while nothing runs"
-
-
-def _lacks(request: Request) -> int:
-    """Tokens to compute now; 0 when all that may be asked for is on its way."""
-    output = len(request.output_ids) + request.num_in_flight
-    if output >= request.max_tokens:
-        return 0
-    return max(0, len(request.prompt_ids) + output - request.num_computed)
-
-
-def _row(request: Request, length: int) -> Row:
-    """The row of the next `length` tokens, counted as computed and its sampled token as in flight."""
-    row = Row(request, request.num_computed, length, False)
-    row.samples = row.start + length >= request.num_tokens
-    request.num_computed += length
-    request.num_in_flight += row.samples
-    return row

@@ -122,6 +122,7 @@ class _EngineCounters(Collector):
         "kv_promoted_bytes": ("trillion_infer:kv_promoted_bytes", "KV bytes brought back to the device."),
         "kv_demoted_bytes": ("trillion_infer:kv_demoted_bytes", "KV bytes copied out of the device."),
         "kv_dropped": ("trillion_infer:kv_dropped_blocks", "Evicted blocks lost because too much was in flight."),
+        "kv_layered_prefills": ("trillion_infer:kv_layered_prefills", "First steps sent while their prefix came."),
         "compilations": ("trillion_infer:compilations", "Programs compiled; flat once none is coming."),
     }
     _OF_WORKERS: ClassVar = {

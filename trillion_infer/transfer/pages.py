@@ -17,6 +17,7 @@ from pallas_kernels.cpu_native import native
 from pallas_kernels.cpu_native.pages import read_pages, write_pages
 from sharding.heads import HeadPlan
 from trillion_infer.cache.layout import PoolLayout
+from trillion_infer.cache.parts import LayerParts
 from trillion_infer.core.errors import ConfigError
 from trillion_infer.layers.pools import Pool, QuantisedPool
 from trillion_infer.transfer.convert import SCALE_BYTES, VectorFormat, bytes_of, convert
@@ -60,17 +61,22 @@ class PoolView:
         """`pool[:, pages]`; ids past its end read something."""
         return read_pages(pool, pages) if self.way == "native" else jnp.take(pool, pages, axis=1, mode="clip")
 
-    def write(self, pool: Array, pages: Int[Array, "n"], data: Array) -> Array:
-        """The pool with `data[:, i]` in page `pages[i]`, in place where donated; ids past its end write nothing."""
+    def write(self, pool: Array, pages: Int[Array, "n"], data: Array, first: Int[Array, ""] | None = None) -> Array:
+        """The pool with `data[:, i]` in page `pages[i]`, in place where donated; ids past its end write nothing.
+
+        first: the layer of `data[0]`, where the data is of some layers only.
+        """
         if self.way == "native":
-            return write_pages(pool, pages, data)
+            return write_pages(pool, pages, data, 0 if first is None else first)
         if self.way == "scatter":
-            return pool.at[:, pages].set(data, mode="drop")
+            layers = slice(None) if first is None else (first + jnp.arange(data.shape[0]))[:, None]
+            return pool.at[layers, pages].set(data, mode="drop")
+        shape = (data.shape[0], 1, *pool.shape[2:])
         for i in range(data.shape[1]):
             page = jnp.minimum(pages[i], pool.shape[1] - 1)
-            old = lax.dynamic_slice_in_dim(pool, page, 1, 1)
-            new = jnp.where(pages[i] < pool.shape[1], data[:, i : i + 1], old)
-            pool = lax.dynamic_update_slice_in_dim(pool, new, page, 1)
+            place = (jnp.int32(0) if first is None else first, page, *(jnp.int32(0) for _ in shape[2:]))
+            new = jnp.where(pages[i] < pool.shape[1], data[:, i : i + 1], lax.dynamic_slice(pool, place, shape))
+            pool = lax.dynamic_update_slice(pool, new, place)
         return pool
 
 
@@ -101,15 +107,24 @@ def extract(pool: Pool, pages: Int[Array, "n"], view: PoolView) -> Array:
 
 def insert(pool: Pool, pages: Int[Array, "n"], data: Array, view: PoolView) -> Pool:
     """The pool with `data` (see `extract`) in these pages; ids at and past the pool's end are padding."""
+    return _put(pool, pages, data, None, view)
+
+
+def insert_layers(pool: Pool, pages: Int[Array, "n"], data: Array, first: Int[Array, ""], view: PoolView) -> Pool:
+    """The same with data of some layers, of which `first` is the first."""
+    return _put(pool, pages, data, first, view)
+
+
+def _put(pool: Pool, pages: Int[Array, "n"], data: Array, first: Int[Array, ""] | None, view: PoolView) -> Pool:
     if not isinstance(pool, QuantisedPool):
-        return _insert(pool, pages, data, view)
+        return _insert(pool, pages, data, first, view)
     width = pool.values.shape[-1]
     values = lax.bitcast_convert_type(data[..., :width], pool.values.dtype)
     scales = lax.bitcast_convert_type(data[..., width:].reshape(*data.shape[:-1], -1, SCALE_BYTES), jnp.float32)
     if view.heads is not None:
         scales = _by_physical_head(scales, view.heads).reshape(*scales.shape[:3], -1)
-    scales = view.write(pool.scales, pages, scales.swapaxes(2, 3))
-    return QuantisedPool(_insert(pool.values, pages, values, view), scales)
+    scales = view.write(pool.scales, pages, scales.swapaxes(2, 3), first)
+    return QuantisedPool(_insert(pool.values, pages, values, first, view), scales)
 
 
 def _extract_as(
@@ -127,11 +142,11 @@ def _extract(pool: Array, pages: Int[Array, "n"], view: PoolView) -> Array:
     return physical if heads.is_plain else physical[:, :, :, jnp.asarray(heads.first)]
 
 
-def _insert(pool: Array, pages: Int[Array, "n"], data: Array, view: PoolView) -> Array:
+def _insert(pool: Array, pages: Int[Array, "n"], data: Array, first: Int[Array, ""] | None, view: PoolView) -> Array:
     if view.heads is not None:
         data = _by_physical_head(data, view.heads)
         data = data.reshape(data.shape[0], data.shape[1], *pool.shape[2:])
-    return view.write(pool, pages, data.astype(pool.dtype))
+    return view.write(pool, pages, data.astype(pool.dtype), first)
 
 
 def _by_physical_head(data: Array, heads: HeadMap) -> Array:
@@ -148,7 +163,7 @@ class PoolSide:
     """What is to be known of an engine's pools, to move their pages.
 
     names: of the pools, those of a model that drafts with a fingerprint of it. formats: of the vectors of each.
-    groups: the cache group whose pages each has.
+    groups: the cache group whose pages each has. parts: in which blocks are stored.
     """
 
     mesh: Mesh
@@ -157,6 +172,7 @@ class PoolSide:
     plans: tuple[HeadPlan | None, ...]
     formats: tuple[VectorFormat, ...]
     groups: tuple[int, ...]
+    parts: LayerParts
 
 
 class PageMover:
@@ -210,15 +226,16 @@ class PageMover:
 
 
 def page_program(fn: Any, mesh: Mesh, plan: HeadPlan | None, out: Any = None) -> Any:
-    """`extract` or `insert` compiled for a pool of one mesh; with `out`, the spec of the pool, which is donated."""
+    """`extract`, `insert` or `insert_layers` compiled for a pool of one mesh; with `out`, the spec of the pool, which
+    is donated."""
     view = view_of(mesh, plan)
     sharding = jax.tree.map(lambda spec: NamedSharding(mesh, spec), P() if out is None else out)
     donate = (0,) if out is not None else ()
     return jax.jit(lambda *args: fn(*args, view), out_shardings=sharding, donate_argnums=donate)
 
 
-def padded_ids(ids: Sequence[int], filler: int) -> np.ndarray:
-    """At most PAGES_PER_CALL page ids, filled up."""
-    out = np.full(PAGES_PER_CALL, filler, np.int32)
+def padded_ids(ids: Sequence[int], filler: int, size: int = PAGES_PER_CALL) -> np.ndarray:
+    """At most `size` page ids, filled up."""
+    out = np.full(size, filler, np.int32)
     out[: len(ids)] = ids
     return out

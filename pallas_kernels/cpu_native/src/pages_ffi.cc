@@ -44,19 +44,22 @@ bool pages_of(const ffi::AnyBuffer& pool, Pages* out) {
   return true;
 }
 
-bool holds(const ffi::AnyBuffer& data, const Pages& pool, int64_t ids) {
-  return static_cast<int64_t>(data.size_bytes()) == pool.layers * ids * pool.bytes;
+// Of `data` [l, n, ...] for pages of the pool; -1 where it is no whole number.
+int64_t layers_of(const ffi::AnyBuffer& data, const Pages& pool, int64_t ids) {
+  int64_t bytes = static_cast<int64_t>(data.size_bytes()), layer = ids * pool.bytes;
+  return layer > 0 && bytes % layer == 0 ? bytes / layer : -1;
 }
 
 ffi::Error mismatch(const char* name) {
-  return ffi::Error::InvalidArgument(std::string(name) + ": shapes must be pool [L,P,...], ids [n], data [L,n,...]");
+  return ffi::Error::InvalidArgument(std::string(name) +
+                                     ": shapes must be pool [L,P,...], ids [n], data [l,n,...], of layers of the pool");
 }
 
 ffi::Error read_pages(ffi::ThreadPool threads, ffi::AnyBuffer pool, ffi::Buffer<ffi::S32> ids,
                       ffi::Result<ffi::AnyBuffer> out) {
   Pages pages;
   int64_t n = static_cast<int64_t>(ids.element_count());
-  if (!pages_of(pool, &pages) || !holds(*out, pages, n)) return mismatch("read_pages");
+  if (!pages_of(pool, &pages) || layers_of(*out, pages, n) != pages.layers) return mismatch("read_pages");
   const char* from = static_cast<const char*>(pool.untyped_data());
   char* to = static_cast<char*>(out->untyped_data());
   const int32_t* id = ids.typed_data();
@@ -70,19 +73,21 @@ ffi::Error read_pages(ffi::ThreadPool threads, ffi::AnyBuffer pool, ffi::Buffer<
 }
 
 ffi::Error write_pages(ffi::ThreadPool threads, ffi::AnyBuffer pool, ffi::Buffer<ffi::S32> ids, ffi::AnyBuffer data,
-                       ffi::Result<ffi::AnyBuffer> out) {
+                       ffi::BufferR0<ffi::S32> first, ffi::Result<ffi::AnyBuffer> out) {
   Pages pages;
   int64_t n = static_cast<int64_t>(ids.element_count());
-  if (!pages_of(pool, &pages) || !holds(data, pages, n) || out->size_bytes() != pool.size_bytes())
-    return mismatch("write_pages");
+  if (!pages_of(pool, &pages) || out->size_bytes() != pool.size_bytes()) return mismatch("write_pages");
+  int64_t layers = layers_of(data, pages, n), start = *first.typed_data();
+  if (layers < 0 || start < 0 || start + layers > pages.layers) return mismatch("write_pages");
   const char* from = static_cast<const char*>(data.untyped_data());
   char* to = static_cast<char*>(out->untyped_data());
   if (pool.untyped_data() != to) std::memcpy(to, pool.untyped_data(), pool.size_bytes());
   const int32_t* id = ids.typed_data();
-  ti::parallel_for(threads, pages.layers, [&](int64_t layer) {
+  ti::parallel_for(threads, layers, [&](int64_t layer) {
     for (int64_t i = 0; i < n; ++i) {
       if (id[i] < 0 || id[i] >= pages.count) continue;
-      copy_out(to + (layer * pages.count + id[i]) * pages.bytes, from + (layer * n + i) * pages.bytes, pages.bytes);
+      char* page = to + ((start + layer) * pages.count + id[i]) * pages.bytes;
+      copy_out(page, from + (layer * n + i) * pages.bytes, pages.bytes);
     }
     settle();
   });
@@ -103,4 +108,5 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(ti_write_pages, write_pages,
                                   .Arg<ffi::AnyBuffer>()
                                   .Arg<ffi::Buffer<ffi::S32>>()
                                   .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::BufferR0<ffi::S32>>()
                                   .Ret<ffi::AnyBuffer>());

@@ -30,6 +30,17 @@ def test_the_least_recently_used_block_is_handed_on():
     assert tier.stats()["evictions"] == 1
 
 
+def test_the_parts_of_a_block_leave_together():
+    """However they were used: parts are read one after the other, those of all blocks together."""
+    tier = HostTier(MODEL, 6 * SIZE)
+    tier.put([block(number, part=part) for number in range(3) for part in range(2)])
+    for part in range(2):
+        for number in range(3):
+            assert tier.get(key_of(number, part=part)) is not None
+    assert [b.key for b in tier.put(blocks(9))] == [key_of(0, part=0), key_of(0, part=1)]
+    assert tier.used == tier.num_blocks * SIZE == 5 * SIZE
+
+
 def test_a_flipped_bit_is_a_miss_and_counted():
     tier = HostTier(MODEL, 10 * SIZE)
     good = block(1)

@@ -123,12 +123,12 @@ def test_what_waits_to_be_stored_is_bounded_k08():
 )
 def test_budgets_that_hold_nothing_and_bad_folders_are_refused(tmp_path, host, disk, message):
     with pytest.raises(ConfigError, match=message):
-        make_tiers(host, disk and disk.format(tmp_path), None, MODEL, "layout", [SIZE, SIZE])
+        make_tiers(host, disk and disk.format(tmp_path), None, MODEL, "layout", [[SIZE], [SIZE]])
 
 
 def test_another_layout_of_the_same_model_finds_nothing(tmp_path):
-    (one,) = make_tiers(0, f"{tmp_path}:1e9", None, b"model", "pages of 8", [SIZE])
-    (two,) = make_tiers(0, f"{tmp_path}:1e9", None, b"model", "pages of 16", [SIZE])
+    (one,) = make_tiers(0, f"{tmp_path}:1e9", None, b"model", "pages of 8", [[SIZE]])
+    (two,) = make_tiers(0, f"{tmp_path}:1e9", None, b"model", "pages of 16", [[SIZE]])
     one.put(blocks(1))
     two.refresh()
     assert two.get(key_of(1)) is None

@@ -25,6 +25,17 @@ def test_pages_come_out_and_go_in_as_they_are(dtype, dim):
     assert written.unsafe_buffer_pointer() == place
 
 
+@pytest.mark.parametrize("first", [0, 1, 2])
+def test_some_layers_go_in_and_the_others_stay(first):
+    pool = jax.random.normal(jax.random.key(0), (4, 5, 4, 8))
+    data = jax.random.normal(jax.random.key(1), (2, 5, 4, 8))
+    whole, place = np.array(pool), pool.unsafe_buffer_pointer()
+    whole[first : first + 2, IDS[:3]] = np.asarray(data)[:, :3]
+    written = jax.jit(write_pages, donate_argnums=0)(pool, IDS, data, np.int32(first))
+    np.testing.assert_array_equal(np.asarray(written), whole)
+    assert written.unsafe_buffer_pointer() == place
+
+
 def test_a_pool_that_is_kept_stays_as_it_was():
     pool, data = jnp.zeros((2, 4, 16)), jnp.ones((2, 1, 16))
     written = jax.jit(write_pages)(pool, np.array([1], np.int32), data)
@@ -33,7 +44,8 @@ def test_a_pool_that_is_kept_stays_as_it_was():
 
 
 def test_shapes_that_do_not_fit_are_refused():
-    with pytest.raises(jax.errors.JaxRuntimeError, match="shapes must be pool"):
-        jax.block_until_ready(
-            jax.jit(write_pages)(jnp.zeros((2, 4, 16)), np.array([1], np.int32), jnp.ones((2, 2, 16)))
-        )
+    for layers, first in ((4, 0), (1, 2), (1, -1)):
+        with pytest.raises(jax.errors.JaxRuntimeError, match="shapes must be pool"):
+            jax.block_until_ready(
+                jax.jit(write_pages)(jnp.zeros((2, 4, 16)), np.array([1], np.int32), jnp.ones((layers, 1, 16)), first)
+            )

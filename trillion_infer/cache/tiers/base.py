@@ -7,12 +7,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 
 BlockKey = tuple[int, bytes]
-"""(number of the cache group, block name). A name begins with its tenant's tag, see BlockNamer."""
+"""(unit, block name): a part of a block, which tiers store by itself, see `unit_of`. A name begins with its tenant's
+tag, see BlockNamer."""
+
+UNITS_PER_GROUP = 16
+"""Parts that a block of a cache group may have at most."""
 
 
 @dataclass(frozen=True)
 class StoredBlock:
-    """The bytes of one page of one group on their way to or between tiers. digest: see `digest_of`."""
+    """The bytes of a part of one page on their way to or between tiers. digest: see `digest_of`."""
 
     key: BlockKey
     data: bytes
@@ -21,7 +25,7 @@ class StoredBlock:
 
 @dataclass
 class TierFigures:
-    """Counters since the start, in blocks unless named otherwise.
+    """Counters since the start, in stored parts of blocks unless named otherwise.
 
     misses: blocks that were listed and could not be read (file gone, truncated). digest_failures: read, but not the
     bytes that were stored. foreign: files of another model, layout or format. refused: not stored, because the tier
@@ -41,6 +45,16 @@ class TierFigures:
 
     def as_dict(self) -> dict[str, int]:
         return asdict(self)
+
+
+def unit_of(group: int, part: int) -> int:
+    """The number of a part of a cache group's blocks."""
+    return group * UNITS_PER_GROUP + part
+
+
+def group_of(unit: int) -> int:
+    """The cache group of a unit."""
+    return unit // UNITS_PER_GROUP
 
 
 def digest_of(fingerprint: bytes, key: BlockKey, data: bytes) -> bytes:

@@ -22,7 +22,7 @@ from trillion_infer.cache.tiers.segment import (
 )
 from trillion_infer.core.errors import ConfigError
 
-BLOCKS_PER_FILE = 16
+PARTS_PER_FILE = 64
 RETRY_SECONDS = 30.0
 """How long nothing is written after writing failed."""
 
@@ -96,7 +96,7 @@ class DiskTier(Tier):
         new = list({block.key: block for block in blocks if block.key not in self}.values())
         while new:
             count = 1
-            while count < min(len(new), BLOCKS_PER_FILE) and self._fits(new[: count + 1]):
+            while count < min(len(new), PARTS_PER_FILE) and self._fits(new[: count + 1]):
                 count += 1
             self._store(new[:count])
             del new[:count]
@@ -150,12 +150,13 @@ class DiskTier(Tier):
                 if name in self._files:
                     self._files.move_to_end(name)
                 return data
+            if self._where.get(key) != place:
+                return None  # the file was given up while it was read
             if len(data) == extent.length:
                 self.figures.digest_failures += 1
             else:
                 self.figures.misses += 1
-            if self._where.get(key) == place:
-                del self._where[key]
+            del self._where[key]
         _log.warning("KV tier disk: a block of %s is not what was stored; it is computed again", name)
         return None
 

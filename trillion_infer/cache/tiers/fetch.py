@@ -24,7 +24,7 @@ class Lookup:
 
 @dataclass(frozen=True)
 class Batch:
-    """Blocks of one group that were read: bytes and the tier they came from, None for a block that was lost."""
+    """Parts of blocks of one group that were read: bytes and the tier they came from, None for what was lost."""
 
     keys: list[BlockKey]
     contents: list[tuple[bytes, Tier] | None]
@@ -32,7 +32,7 @@ class Batch:
 
 @dataclass(eq=False)
 class Load:
-    """Blocks on their way to host memory, a batch after the other. The thread fills `ready`."""
+    """Parts of blocks on their way to host memory, a batch after the other. The thread fills `ready`."""
 
     batches: list[list[BlockKey]]
     found: dict[BlockKey, Tier]
@@ -107,11 +107,7 @@ class Fetcher:
         self._progress.set()
 
 
-def in_batches(keys: Sequence[BlockKey], size: int) -> list[list[BlockKey]]:
-    """Runs of at most `size` keys of one group, in the order given."""
-    batches: list[list[BlockKey]] = []
-    for key in keys:
-        if not batches or len(batches[-1]) == size or batches[-1][0][0] != key[0]:
-            batches.append([])
-        batches[-1].append(key)
-    return batches
+def in_batches(units: Sequence[int], names: Sequence[bytes], size: int) -> list[list[BlockKey]]:
+    """The keys of these units of blocks, all units of at most `size` blocks together."""
+    runs = (names[start : start + size] for start in range(0, len(names), size))
+    return [[(unit, name) for name in run for unit in units] for run in runs]

@@ -4,11 +4,19 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
-from trillion_infer.cache.tiers.base import BlockKey, StoredBlock, Tier, digest_of
+from trillion_infer.cache.tiers.base import (
+    UNITS_PER_GROUP,
+    BlockKey,
+    StoredBlock,
+    Tier,
+    digest_of,
+    group_of,
+    unit_of,
+)
 
 
 class HostTier(Tier):
-    """Least recently used blocks leave first. The budget counts block bytes."""
+    """Least recently used blocks leave first, with all their parts. The budget counts block bytes."""
 
     name = "host"
     is_parallel = True
@@ -43,8 +51,9 @@ class HostTier(Tier):
                     self._blocks.move_to_end(block.key)
                     continue
                 while self._used + len(block.data) > self.budget:
-                    left.append(self._pop_oldest())
-                    self.figures.evictions += 1
+                    given_up = self._pop_oldest()
+                    left += given_up
+                    self.figures.evictions += len(given_up)
                 self._blocks[block.key] = block
                 self._used += len(block.data)
                 self.figures.stored += 1
@@ -82,10 +91,13 @@ class HostTier(Tier):
     def drain(self) -> Iterable[StoredBlock]:
         while self._blocks:
             with self._lock:
-                block = self._pop_oldest()
-            yield block
+                parts = self._pop_oldest()
+            yield from parts
 
-    def _pop_oldest(self) -> StoredBlock:
-        _, block = self._blocks.popitem(last=False)
-        self._used -= len(block.data)
-        return block
+    def _pop_oldest(self) -> list[StoredBlock]:
+        """The part that was not used for longest, and the others of its block: without it they are of no use."""
+        unit, name = next(iter(self._blocks))
+        units = (unit_of(group_of(unit), part) for part in range(UNITS_PER_GROUP))
+        parts = [block for each in units if (block := self._blocks.pop((each, name), None)) is not None]
+        self._used -= sum(len(block.data) for block in parts)
+        return parts

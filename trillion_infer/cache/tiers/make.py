@@ -19,34 +19,35 @@ def make_tiers(
     store: str | None,
     model: bytes,
     layout: str,
-    block_bytes: Sequence[int],
+    unit_bytes: Sequence[Sequence[int]],
 ) -> list[Tier]:
     """Fastest first; none if none is asked for.
 
-    model, layout: what the bytes of a block depend on. block_bytes: of one block in each cache group.
+    model, layout: what the bytes of a block depend on. unit_bytes: of each part of a block, by cache group.
     Raises ConfigError for a budget that does not hold one block of every group, for an unusable folder and for a store
     that cannot be reached.
     """
     fingerprint = hashlib.sha256(
-        b"trillion_infer/kv/tier/2" + hashlib.sha256(model).digest() + layout.encode()
+        b"trillion_infer/kv/tier/3" + hashlib.sha256(model).digest() + layout.encode()
     ).digest()
     tiers: list[Tier] = []
+    whole = sum(map(sum, unit_bytes))
     if host_kv:
-        _check("host_kv", host_kv, sum(block_bytes))
+        _check("host_kv", host_kv, whole)
         tiers.append(HostTier(fingerprint, int(host_kv)))
     if disk_kv:
         disk = parse_disk(disk_kv)
-        _check("disk_kv", disk.num_bytes, sum(file_bytes([size]) for size in block_bytes))
+        _check("disk_kv", disk.num_bytes, sum(file_bytes(sizes) for sizes in unit_bytes))
         tiers.append(DiskTier(disk.folder, fingerprint, disk.num_bytes))
     if store:
         place = parse_store(store)
         if isinstance(place, MooncakeStore):
             if place.segment:
-                _check("the segment of store", place.segment, sum(block_bytes))
-            tiers.append(MooncakeTier(place, fingerprint, max(block_bytes)))
+                _check("the segment of store", place.segment, whole)
+            tiers.append(MooncakeTier(place, fingerprint, max(map(max, unit_bytes))))
         else:
             if place.num_bytes:
-                _check("the budget of store", place.num_bytes, sum(block_bytes))
+                _check("the budget of store", place.num_bytes, whole)
             tiers.append(ObjectTier(place, fingerprint))
     return tiers
 

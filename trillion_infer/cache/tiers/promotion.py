@@ -3,9 +3,8 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from trillion_infer.cache.group import GroupPages
+from trillion_infer.cache.group import GroupPages, has_room
 from trillion_infer.cache.kv_cache import KVCache
-from trillion_infer.cache.tiers.base import BlockKey
 from trillion_infer.core.request import Request
 
 
@@ -17,13 +16,15 @@ class Promotion:
     count: int
     lacking: tuple[list[int], ...]
 
-    @property
-    def keys(self) -> list[BlockKey]:
-        return [(group, self.names[block]) for group, blocks in enumerate(self.lacking) for block in blocks]
+    def lacking_names(self, group: int) -> list[bytes]:
+        return [self.names[block] for block in self.lacking[group]]
 
 
-def plan_promotion(cache: KVCache, request: Request, is_stored: Callable[[BlockKey], bool]) -> Promotion | None:
-    """None if the tiers have nothing to add to what `cache.match` finds. Changes no state."""
+def plan_promotion(cache: KVCache, request: Request, is_stored: Callable[[int, bytes], bool]) -> Promotion | None:
+    """None if the tiers have nothing to add to what `cache.match` finds. Changes no state.
+
+    is_stored: whether a tier has the whole block of a cache group.
+    """
     names = cache.matchable_names(request)
     computing = next((i for i, name in enumerate(names) if cache.is_computing(name)), len(names))
     names = names[:computing]
@@ -32,23 +33,17 @@ def plan_promotion(cache: KVCache, request: Request, is_stored: Callable[[BlockK
     for count in range(len(names), found, -1):
         if all(flags[count] for flags in usable):
             lacking = tuple(group.lacking(names, count) for group in cache.groups)
-            if all(_has_room(g, names, count, blocks) for g, blocks in zip(cache.groups, lacking, strict=True)):
+            if all(has_room(g, names, count, blocks) for g, blocks in zip(cache.groups, lacking, strict=True)):
                 return Promotion(names, count, lacking)
     return None
 
 
 def _usable(
-    group: GroupPages, number: int, names: Sequence[bytes], is_stored: Callable[[BlockKey], bool]
+    group: GroupPages, number: int, names: Sequence[bytes], is_stored: Callable[[int, bytes], bool]
 ) -> list[bool]:
     """usable[n]: all that a query right after n leading blocks reads of this group is present or stored."""
     usable, run = [True], 0
     for count, name in enumerate(names, start=1):
-        run = run + 1 if name in group.index or is_stored((number, name)) else 0
+        run = run + 1 if name in group.index or is_stored(number, name) else 0
         usable.append(run >= count - group.first_needed(count * group.page_size))
     return usable
-
-
-def _has_room(group: GroupPages, names: Sequence[bytes], count: int, lacking: Sequence[int]) -> bool:
-    """The pool can lease a page for each lacking block, beside those present, and one to go on with."""
-    present = count - group.first_needed(count * group.page_size) - len(lacking)
-    return len(lacking) + 1 <= group.pool.available - present
