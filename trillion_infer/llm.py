@@ -84,8 +84,8 @@ class LLM:
       int8_activations: on CPU with dtype bfloat16, round what meets packed weights to 8 bits: faster, less exact.
       precompile: compile every program without being asked; False: when a request first needs it. On CPU those of a
         first request are compiled before the LLM is ready, in which all others can be served too, and the rest while
-        it answers; elsewhere all before. compile_cache: folder for compiled programs, ""
-        for none; None: the user's cache folder.
+        it answers; elsewhere, and with `speculate`, all before. compile_cache: folder for compiled programs, "" for
+        none; None: the user's cache folder.
       bundle: folder of executable bundles (scripts/compile.py --bundle writes them): programs are loaded from the one
         that fits model, mesh, devices, versions and code, without tracing; what it lacks is compiled and added. "" for
         none; None: the user's cache folder on CPU, none elsewhere. A bundle is machine code: use only your own.

@@ -60,10 +60,9 @@ class Buckets:
         return max(self.mixed) if whole_prompts else self.mixed[0]
 
     def among(self, is_ready: Callable[[Bucket], bool]) -> "Buckets":
-        """Those that are ready; of steps that verify, all or none."""
-        kinds = (self.decode, self.mixed, self.layered)
-        decode, mixed, layered = (tuple(b for b in each if is_ready(b)) for each in kinds)
-        return Buckets(decode, mixed, self.verify if all(is_ready(b) for b in self.verify) else (), layered)
+        """Those that are ready."""
+        kinds = (self.decode, self.mixed, self.verify, self.layered)
+        return Buckets(*(tuple(b for b in each if is_ready(b)) for each in kinds))
 
     def for_role(self, role: str) -> "Buckets":
         """Those that an engine of one role has use for: `prefill` takes no steps of decode alone, `decode` prefills

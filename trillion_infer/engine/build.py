@@ -347,8 +347,8 @@ def build_engine(
         if config.precompile:
             pages = tuple(cache.num_pages for cache in caches)
             with phase("load or compile programs"):
-                on_cpu = platform_of(blueprint.mesh) == "cpu"
-                prepare(programs, pages, partial(tell, "compile"), behind=on_cpu and group is None)
+                behind = platform_of(blueprint.mesh) == "cpu" and group is None and not programs.buckets.verify
+                prepare(programs, pages, partial(tell, "compile"), behind)
                 for each in drafting:
                     each.compile_all(partial(tell, "compile"))
         shape = blueprint.state_shape(tuple(cache.num_pages for cache in caches))

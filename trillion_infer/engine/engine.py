@@ -184,14 +184,12 @@ class Engine(KeepsBlocks, Figures):
         if events:
             return events
         buckets = self._ready_buckets()
-        drafts = bool(buckets.verify) or not self.programs.buckets.verify
-        speculation = self.speculation if drafts else None
-        if speculation is not None:
-            events += self._draft(speculation)
+        if self.speculation is not None:
+            events += self._draft(self.speculation)
         if self.tiering is not None:
             is_idle = waits and not self._pending and not any(s.num_running > s.num_layered for s in self.schedulers)
             self.replace_pools(self.tiering.promote(self.all_pools, is_idle))
-        lookahead = speculation.lookahead(self.schedulers) if speculation is not None else 0
+        lookahead = self.speculation.lookahead(self.schedulers) if self.speculation is not None else 0
         plans = [scheduler.schedule(lookahead) for scheduler in self.schedulers]
         if self.tiering is not None:
             self.tiering.save_evicted(self.all_pools)

@@ -61,15 +61,19 @@ class ProgramSource(Protocol):
 
 @dataclass
 class ProgramSet:
-    """Programs by name, compiled all at once, behind an engine that answers already, or when first needed. `compiled`
-    counts compilations; once none is `coming` it does not change. With a recorder, other processes repeat every call.
-    """
+    """Programs by name, compiled all at once, behind an engine that answers already, or when first needed. With a
+    recorder, other processes repeat every call."""
 
-    compiled: int = field(default=0, init=False)
     recorder: "Recorder | None" = field(default=None, init=False)
     _programs: dict[str, Program] = field(default_factory=dict, init=False)
     _adding: threading.Lock = field(default_factory=threading.Lock, init=False)
     _behind: Behind | None = field(default=None, init=False)
+    _compiled: set[str] = field(default_factory=set, init=False)
+
+    @property
+    def compiled(self) -> int:
+        """Programs that were compiled, or are to be behind the engine: after warm-up it does not change."""
+        return len(self._compiled)
 
     def names(self) -> list[str]:
         """Every program that may be run, those that take longest first."""
@@ -146,7 +150,8 @@ class ProgramSet:
             program = replace(program, run=self.recorder.wrap(program.name, program.run))
         with self._adding:
             self._programs[program.name] = program
-            self.compiled += not program.loaded
+            if not program.loaded:
+                self._compiled.add(program.name)
 
     def _compile(self, name: str) -> Program:
         return compile_program(name, *self.build(name))
@@ -253,6 +258,7 @@ class Programs(ProgramSet):
         """Has a thread compile what is missing, while steps get along with what is there (`ready`), and call `then`."""
         self._compiles_behind = True
         missing = [name for name in self._every_by_need() if name not in self._programs]
+        self._compiled.update(missing)
         self._go_behind(Behind(missing, lambda name: self._add(self._compile(name)), then))
 
     @property
