@@ -6,6 +6,7 @@ import importlib.machinery
 import importlib.metadata
 import importlib.util
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -17,7 +18,14 @@ ON_USE = frozenset({"filelock"})
 @contextmanager
 def quick_imports() -> Iterator[None]:
     """While entered, importing jax or flax leaves out what nothing here needs, and what is left out is imported when
-    somebody uses it. Nothing stays changed but what was imported."""
+    somebody uses it. Nothing stays changed but what was imported.
+
+    It changes what the whole process sees, so it does nothing in other threads than the main one, beside which a
+    program of somebody else may be importing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     with ExitStack() as stack:
         for each in (resting_collector(), without_shell(), without_scan(), on_use(ON_USE)):
             stack.enter_context(each)

@@ -83,6 +83,7 @@ def prepare(programs: Programs, pages: tuple[int, ...], progress: Progress | Non
         programs.load_all(progress)
     if not programs.missing():
         return
+    programs.model()  # what tracing takes is imported here, not in a thread that compiles
     with ExitStack() as stack:
         fresh = None if source is None else stack.enter_context(FreshCompiles())
         if behind:
