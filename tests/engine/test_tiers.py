@@ -130,7 +130,11 @@ def test_disk_hits_equal_cold_and_outlive_the_llm_k02_k05(talk, tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "speculate"),
-    [("smollm2", f"draft:{TINY / 'smollm2'}"), (DRAFTING, HEAD["speculate"]), ("deepseek_v3_mtp", "mtp")],
+    [
+        ("smollm2", f"draft:{TINY / 'smollm2'}"),
+        (DRAFTING, HEAD["speculate"]),
+        pytest.param("deepseek_v3_mtp", "mtp", marks=pytest.mark.slow),
+    ],
 )
 def test_blocks_hold_the_kv_of_a_model_that_drafts(make_llm, bundles, tmp_path, monkeypatch, name, speculate):
     """Cold, from host memory and from disk: the same answers, and the same drafts, with the same probabilities."""
