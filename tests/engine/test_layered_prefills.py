@@ -6,7 +6,7 @@ import time
 import jax
 import pytest
 
-from tests.engine.helpers import check_idle, greedy
+from tests.engine.helpers import check_idle, greedy, tokens_of
 from tests.engine.test_tiers import Conversations, prompts_of
 from trillion_infer.cache.tiers.base import group_of, unit_of
 from trillion_infer.engine import promoter as promoter_module
@@ -193,3 +193,16 @@ def test_pages_that_other_requests_need_are_given_up(rig, monkeypatch):
         rig.generator.take(other)
     rig.finish(request_id, 13)
     assert rig.stats("layered_dropped") == [dropped + 1]
+
+
+def test_whole_steps_and_steps_by_layers_may_have_the_same_size(make_llm):
+    """An engine of one row has both for one request and 64 tokens."""
+    prompts = [[(place * 7 + number) % 120 + 3 for place in range(60)] for number in range(8)]
+    expected = tokens_of(make_llm("smollm2", page_size=8).generate(prompts, greedy(4)))
+    llm = make_llm.fresh("smollm2", page_size=8, max_running=1, kv_memory=2**20, host_kv=1e7)
+    llm.engine.tiering.promoter.chooses = False
+    for _ in range(2):
+        assert tokens_of(llm.generate(prompts, greedy(4))) == expected
+    assert llm.stats()["kv_layered_prefills"] > 0
+    check_idle(llm)
+    llm.close()

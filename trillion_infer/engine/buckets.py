@@ -1,4 +1,4 @@
-"""The few shapes a step may have, so that every program is compiled before the first request."""
+"""The few shapes a step may have, so that few programs do all work and no request needs another."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,12 +11,14 @@ SCORE_ROWS = 64
 class Bucket:
     """tokens: T, query tokens a data shard; sequences: S, rows a data shard. Equal: one token a sequence.
 
-    width: positions of a sequence that yield logits; above 1 in steps that verify drafts.
+    width: positions of a sequence that yield logits; above 1 in steps that verify drafts. by_layers: sent some layers
+    at a time.
     """
 
     tokens: int
     sequences: int
     width: int = 1
+    by_layers: bool = False
 
     @property
     def is_decode(self) -> bool:
@@ -28,6 +30,8 @@ class Bucket:
 
     @property
     def name(self) -> str:
+        if self.by_layers:
+            return f"layers_{self.tokens}x{self.sequences}"
         if self.verifies:
             return f"verify_{self.tokens}x{self.sequences}"
         return f"decode_{self.sequences}" if self.is_decode else f"mixed_{self.tokens}x{self.sequences}"
@@ -90,7 +94,7 @@ page."""
 def layered_buckets(most: int) -> tuple[Bucket, ...]:
     """Of steps of one request with at most `most` tokens."""
     sizes = {min(tokens, most) for tokens in (*LAYERED_TOKENS, most)}
-    return tuple(Bucket(tokens, 1) for tokens in sorted(sizes) if tokens > 1)
+    return tuple(Bucket(tokens, 1, by_layers=True) for tokens in sorted(sizes) if tokens > 1)
 
 
 SMALLEST_PREFILL = {"cpu": 32}

@@ -296,7 +296,7 @@ class Engine(KeepsBlocks, Figures):
         what those before left, x. Returns what they leave. With the last ones the step is in flight like any other."""
         rows, places, batch = self._pack(bucket, plans)
         state = self._state
-        pools, sampling_rows, logits, x = self.programs.layers(bucket).run(
+        pools, sampling_rows, logits, x = self.programs.forward(bucket).run(
             self._params, state.pools, state.tables, state.sampler.last_token, batch, x, between
         )
         self._state = DeviceState(pools, state.tables, state.sampler)

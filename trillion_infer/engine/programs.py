@@ -183,11 +183,8 @@ class Programs(ProgramSet):
     _compiles_behind: bool = field(default=False, init=False)
 
     def forward(self, bucket: Bucket) -> Program:
+        """The step, or where the bucket is of steps by layers, a part of it."""
         return self.get(bucket.name)
-
-    def layers(self, bucket: Bucket) -> Program:
-        """`forward` for some of the layers, of a layered bucket."""
-        return self.get(f"layers_{bucket.tokens}")
 
     def choose(self, bucket: Bucket) -> Program:
         """Samples a token a row, or, where the bucket verifies, accepts drafts."""
@@ -214,17 +211,14 @@ class Programs(ProgramSet):
 
     def names(self) -> list[str]:
         """Every program an engine with these buckets may run, the steps first."""
-        steps = [bucket.name for bucket in self.buckets.all]
+        steps = [bucket.name for bucket in (*self.buckets.all, *self.buckets.layered)]
         chooses = [f"choose_{rows}" for rows in self.buckets.row_counts]
         scores = sorted({f"score_{bucket.tokens}" for bucket in self.buckets.mixed})
         chooses += dict.fromkeys(sampler_name(bucket) for bucket in self.buckets.verify)
-        layered = [f"layers_{bucket.tokens}" for bucket in self.buckets.layered]
-        return [*chooses, *steps, *layered, "update_tables", "init_slot", "make_pools", *scores]
+        return [*chooses, *steps, "update_tables", "init_slot", "make_pools", *scores]
 
     def _programs_of(self, bucket: Bucket) -> list[str]:
         """What steps of a bucket run, beside what all do."""
-        if bucket in self.buckets.layered:
-            return [sampler_name(bucket), f"layers_{bucket.tokens}"]
         scores = [f"score_{bucket.tokens}"] if bucket in self.buckets.mixed else []
         return [sampler_name(bucket), bucket.name, *scores]
 
@@ -323,7 +317,7 @@ class Programs(ProgramSet):
         if name.startswith("accept_"):
             return step.make_accept(slots)
         bucket = self._bucket(name)
-        if bucket in self.buckets.layered:
+        if bucket.by_layers:
             return step.make_layers(model, self.mesh, bucket, self.state, self.ops, self.params)
         return step.make_forward(model, self.mesh, bucket, self.state, self.ops, self.params, self.aux_layers)
 
@@ -349,16 +343,15 @@ class Programs(ProgramSet):
             return self._sampler_arguments(bucket), (0,)
         packed = abstract(by_data, (data, BatchLayout(bucket).size))
         args = (self.params, state.pools, state.tables, state.sampler.last_token, packed)
-        if bucket in self.buckets.layered:
+        if bucket.by_layers:
             x = abstract(by_data, (data * bucket.tokens, self.config.width), self.ops.dtype)
             args = (*args, x, replicated((2,)))
         return args, (1,)
 
     def _bucket(self, name: str) -> Bucket:
         """The bucket of a step, or of the sampler after steps with drafts."""
-        if name.startswith("layers_"):
-            return next(b for b in self.buckets.layered if name == f"layers_{b.tokens}")
-        return next(b for b in self.buckets.all if name in (b.name, sampler_name(b)))
+        every = (*self.buckets.all, *self.buckets.layered)
+        return next(b for b in every if name in (b.name, sampler_name(b)))
 
     def _sampler_arguments(self, bucket: Bucket) -> tuple[Any, ...]:
         layout, data = BatchLayout(bucket), self.mesh.shape["data"]
