@@ -3,12 +3,13 @@
 Run:    JAX_PLATFORMS=cpu python scripts/kernel_report.py --targets=v5e:2x2,h100:8
         JAX_PLATFORMS=cpu python scripts/kernel_report.py --targets=tpu7x:2x2x1 --specs=llama-3-8b,gpt-oss-20b
         JAX_PLATFORMS=cpu python scripts/kernel_report.py --ops=all --targets=all --missing
-        python scripts/kernel_report.py --targets= --merge=elsewhere/kernels.json
+        JAX_PLATFORMS=cpu pytest -m aot --aot=all tests/kernels --rows=build/rows && \
+            python scripts/kernel_report.py --targets= --merge=build/rows
 Expect: a line a kernel as it compiles, CPU seconds each; docs/kernels.json (all rows so far) and docs/kernels.md.
         What does not compile is named, at the end once more, and makes the exit status 1.
 
 Rows of other targets and shapes are kept, so that the table can be made in parts. With --missing rows of the same
-code and shape are not made again.
+code and shape are not made again. The compile tests leave their rows in a folder, so that nothing is compiled twice.
 """
 
 import importlib
@@ -21,10 +22,9 @@ from absl import app, flags
 
 from pallas_kernels.common.report import Row, table
 from pallas_kernels.common.sources import code_digest
-from sharding.topologies import KINDS
+from sharding.topologies import EVERY_KIND, KINDS
 
 ALL_OPS = ("ragged_paged_attention", "latent_paged_attention", "grouped_matmul", "quantised_matmul")
-ALL_TARGETS = ("tpu7x:2x2x1", "v5p:2x2x1", "v6e:2x2", "v5e:2x2", "h200:8", "h100:8")
 BATCHES = ("decode", "prefill")
 
 TARGETS = flags.DEFINE_list("targets", ["v5e:2x2"], "Topologies, as sharding.topologies.topology takes them, or all.")
@@ -33,7 +33,9 @@ SPECS = flags.DEFINE_list("specs", None, "Names of shapes; all if not given.")
 OUTPUT = flags.DEFINE_string("output", "docs/kernels", "Path of the files, without .json and .md.")
 MISSING = flags.DEFINE_bool("missing", False, "Leave out rows that are there and were made of the same code.")
 MERGE = flags.DEFINE_list(
-    "merge", [], "Other files of rows to take in, each replacing rows of the same kernels, unless of unknown code."
+    "merge",
+    [],
+    "Other files of rows, or folders of them; each replaces rows of the same kernels, unless of unknown code.",
 )
 
 INTRODUCTION = """# Kernels
@@ -50,29 +52,33 @@ needs. The programs are those of the compile tests (`make test-aot`); one that c
 
 def main(_: list[str]) -> None:
     data, document = Path(f"{OUTPUT.value}.json"), Path(f"{OUTPUT.value}.md")
-    files = [path for path in (data, *map(Path, MERGE.value)) if path.exists() or path != data]
+    others = [
+        path for given in map(Path, MERGE.value) for path in (given.glob("*.json") if given.is_dir() else [given])
+    ]
+    files = [*([data] if data.exists() else []), *others]
     rows: dict[tuple, Row] = {}
     for path in files:
         read = [Row.of(entry) for entry in json.loads(path.read_text())]
         rows |= {row.key: row for row in read if row.code or row.key not in rows}
     _write(data, document, rows)
     failed = []
-    for op, spec, target in _wanted(rows):
+    for op, spec, batch, target in _wanted(rows):
         try:
-            for row in importlib.import_module(f"pallas_kernels.{op}.report").rows(target, spec):
-                print(f"{op} {spec} {row.batch} {target}: compiled in {row.compile_seconds} s of CPU time", flush=True)
-                rows[row.key] = row
-                _write(data, document, rows)
+            row = importlib.import_module(f"pallas_kernels.{op}.report").row(target, spec, batch)
         except (RuntimeError, ValueError) as error:
-            failed.append(f"{op} {spec} {target} does not compile: {str(error).partition(chr(10))[0]}")
+            failed.append(f"{op} {spec} {batch} {target} does not compile: {str(error).partition(chr(10))[0]}")
             print(failed[-1], flush=True)
+        else:
+            print(f"{op} {spec} {batch} {target}: compiled in {row.compile_seconds} s of CPU time", flush=True)
+            rows[row.key] = row
+            _write(data, document, rows)
     if failed:
         raise SystemExit("\n".join(failed))
 
 
-def _wanted(rows: dict[tuple, Row]) -> Iterator[tuple[str, str, str]]:
-    """(op, spec, target) of what is to be compiled."""
-    for target in ALL_TARGETS if TARGETS.value == ["all"] else TARGETS.value:
+def _wanted(rows: dict[tuple, Row]) -> Iterator[tuple[str, str, str, str]]:
+    """(op, spec, batch, target) of what is to be compiled."""
+    for target in EVERY_KIND if TARGETS.value == ["all"] else TARGETS.value:
         kind = KINDS[target.partition(":")[0]]
         for op in ALL_OPS if OPS.value == ["all"] else OPS.value:
             specs = {spec.name: spec for spec in importlib.import_module(f"pallas_kernels.{op}.arg_specs").SPECS}
@@ -80,9 +86,10 @@ def _wanted(rows: dict[tuple, Row]) -> Iterator[tuple[str, str, str]]:
                 raise app.UsageError(f"{op} has no shape {sorted(unknown)}; its shapes are {', '.join(specs)}.")
             for name in SPECS.value or specs:
                 code = code_digest(op, "tpu" if kind.platform == "tpu" else "gpu", specs[name])
-                found = [rows.get((op, name, batch, kind.name)) for batch in BATCHES]
-                if not (MISSING.value and all(row and row.code == code for row in found)):
-                    yield op, name, target
+                for batch in BATCHES:
+                    found = rows.get((op, name, batch, kind.name))
+                    if not (MISSING.value and found and found.code == code):
+                        yield op, name, batch, target
 
 
 def _write(data: Path, document: Path, rows: dict[tuple, Row]) -> None:

@@ -50,6 +50,9 @@ KINDS = {
 }
 """Kinds by name. A tpu7x chip is two devices; each has half the chip's rates."""
 
+EVERY_KIND = ("tpu7x:2x2x1", "v5p:2x2x1", "v6e:2x2", "v5e:2x2", "h200:8", "h100:8")
+"""A topology of each kind, as `topology` takes them."""
+
 MARKS = {"v5 lite": "v5e", "v5e": "v5e", "v5p": "v5p", "v5": "v5p", "v6": "v6e", "7x": "tpu7x"} | {
     "h100": "h100",
     "h200": "h200",

@@ -99,6 +99,7 @@ MATRIX_SAMPLE = 2
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--kernels", choices=["tpu", "gpu"], help="run engines of tiny models on these, interpreted")
+    parser.addoption("--rows", type=Path, help="folder for rows of docs/kernels.json, a file a compiled kernel")
     for name, what in (("--aot", "of the compile matrices"), ("--matrix", "of the matrices of engines")):
         parser.addoption(name, choices=["sample", "all"], default="sample", help=f"how much {what} to run")
 

@@ -1,13 +1,13 @@
 """Rows of the kernel report for products of activations with weights: no pool, and rows by tokens alone."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 
-from pallas_kernels.common.report import Cost, Row
+from pallas_kernels.common.report import Cost, Row, temporaries
 from pallas_kernels.common.sources import code_digest
 from sharding.topologies import KINDS, topology
 
@@ -27,30 +27,26 @@ class ProductReport:
     costs: Mapping[str, Costs]
     fewest: Callable[[Any, int], Cost]
 
-    def specs(self) -> list[str]:
-        """Names of the shapes."""
-        return [spec.name for spec in self.shapes]
-
-    def rows(self, target: str, name: str) -> Iterator[Row]:
-        """A row a batch. target: of `sharding.topologies.topology`. name: of a shape."""
+    def row(self, target: str, name: str, batch: str) -> Row:
+        """target: of `sharding.topologies.topology`. name: of a shape. batch: of `tokens`."""
         kind = KINDS[target.partition(":")[0]]
         spec = next(spec for spec in self.shapes if spec.name == name)
         backend = "tpu" if kind.platform == "tpu" else "gpu"
-        for batch, tokens in self.tokens.items():
-            start = time.process_time()
-            compiled = self.compile_layer(spec, tokens, topology(target)[0], backend)
-            seconds = time.process_time() - start
-            cost, scratch = self.costs[backend](spec, tokens)
-            yield Row(
-                op=self.op,
-                spec=name,
-                batch=batch,
-                target=kind.name,
-                compile_seconds=round(seconds, 1),
-                scratch_bytes=scratch,
-                temp_bytes=getattr(compiled.memory_analysis(), "temp_size_in_bytes", 0),
-                pool_bytes=0,
-                cost=cost,
-                fewest=self.fewest(spec, tokens),
-                code=code_digest(self.op, backend, spec),
-            )
+        tokens = self.tokens[batch]
+        start = time.process_time()
+        compiled = self.compile_layer(spec, tokens, topology(target)[0], backend)
+        seconds = time.process_time() - start
+        cost, scratch = self.costs[backend](spec, tokens)
+        return Row(
+            op=self.op,
+            spec=name,
+            batch=batch,
+            target=kind.name,
+            compile_seconds=round(seconds, 1),
+            scratch_bytes=scratch,
+            temp_bytes=temporaries(compiled),
+            pool_bytes=0,
+            cost=cost,
+            fewest=self.fewest(spec, tokens),
+            code=code_digest(self.op, backend, spec),
+        )

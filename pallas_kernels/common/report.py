@@ -4,6 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import jax
+
 HEADER = (
     "shape",
     "batch",
@@ -50,6 +52,13 @@ class Row:
     @property
     def key(self) -> tuple[str, str, str, str]:
         return self.op, self.spec, self.batch, self.target
+
+
+def temporaries(compiled: jax.stages.Compiled) -> int:
+    """Bytes of device memory that a compiled program needs beside its arguments and results, by its compiler."""
+    analysis = compiled.memory_analysis()
+    assert analysis is not None, "compilers for TPU and GPU say what memory a program takes"
+    return analysis.temp_size_in_bytes
 
 
 def table(rows: Iterable[Row]) -> str:

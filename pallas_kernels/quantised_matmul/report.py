@@ -5,5 +5,4 @@ from pallas_kernels.quantised_matmul.ahead_of_time import TOKENS, compile_layer
 from pallas_kernels.quantised_matmul.arg_specs import SPECS
 from pallas_kernels.quantised_matmul.cost import fewest, gpu_cost, tpu_cost
 
-_REPORT = ProductReport("quantised_matmul", SPECS, TOKENS, compile_layer, {"tpu": tpu_cost, "gpu": gpu_cost}, fewest)
-specs, rows = _REPORT.specs, _REPORT.rows
+row = ProductReport("quantised_matmul", SPECS, TOKENS, compile_layer, {"tpu": tpu_cost, "gpu": gpu_cost}, fewest).row

@@ -1,11 +1,29 @@
+import importlib
+import json
 from collections.abc import Callable
+from dataclasses import asdict
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pallas_kernels.common.report import Row
 from pallas_kernels.common.slot_shard import SlotShard
+
+
+@pytest.fixture
+def compiled_row(pytestconfig) -> Callable[[str, str, str, str], Row]:
+    """compiled_row(op, target, name of a shape, batch): what the kernel report says; kept in the folder of --rows."""
+
+    def make(op: str, *case: str) -> Row:
+        row = importlib.import_module(f"pallas_kernels.{op}.report").row(*case)
+        if folder := pytestconfig.getoption("--rows"):
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / f"{'_'.join(row.key)}.json").write_text(json.dumps([asdict(row)]))
+        return row
+
+    return make
 
 
 @pytest.fixture

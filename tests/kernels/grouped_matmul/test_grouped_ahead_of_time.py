@@ -2,25 +2,16 @@
 
 import pytest
 
-from pallas_kernels.grouped_matmul.ahead_of_time import TOKENS, compile_layer
+from pallas_kernels.grouped_matmul.ahead_of_time import TOKENS
 from pallas_kernels.grouped_matmul.arg_specs import SPECS
-from sharding.topologies import topology
-
-TARGETS = {
-    "v5e:2x2": "tpu",
-    "v5p:2x2x1": "tpu",
-    "v6e:2x2": "tpu",
-    "tpu7x:2x2x1": "tpu",
-    "h100:8": "gpu",
-    "h200:8": "gpu",
-}
+from sharding.topologies import EVERY_KIND
 
 
 @pytest.mark.aot
-@pytest.mark.parametrize("tokens", TOKENS.values(), ids=TOKENS)
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("batch", TOKENS)
+@pytest.mark.parametrize("target", EVERY_KIND)
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
-def test_it_compiles_and_holds_little_beside_the_rows_of_its_tokens(spec, target, tokens):
-    compiled = compile_layer(spec, tokens, topology(target)[0], TARGETS[target])
-    rows = tokens * spec.choices * (3 * spec.model + 2 * spec.ffn) * 2
-    assert compiled.memory_analysis().temp_size_in_bytes < 2 * rows + (8 << 20)
+def test_it_compiles_and_holds_little_beside_the_rows_of_its_tokens(compiled_row, spec, target, batch):
+    row = compiled_row("grouped_matmul", target, spec.name, batch)
+    rows = TOKENS[batch] * spec.choices * (3 * spec.model + 2 * spec.ffn) * 2
+    assert row.temp_bytes < 2 * rows + (8 << 20)
