@@ -90,10 +90,10 @@ def latent_paged_attention(
         new = (q_latent, q_rope, latent, k_rope)
         return cpu.latent_paged_attention(*new, pool, layer, *batch, scale=scale, slots=slots, kv_scales=kv_scales)
     attend = {
-        "reference": reference.attend,
-        "tpu": functools.partial(tpu.attend, interpret=interpret),
-        "gpu": functools.partial(gpu.attend, interpret=interpret),
-    }[chosen]
+        "reference": lambda: reference.attend,
+        "tpu": lambda: functools.partial(tpu.attend, interpret=interpret),
+        "gpu": lambda: functools.partial(gpu.attend, interpret=interpret),
+    }[chosen]()
     shard = slots or whole_pages()
     by_pages = chosen == "tpu" and kv_scales is not None
     pool, kv_scales = reference.write_latents(latent, k_rope, pool, layer, *batch, shard, kv_scales, by_pages)

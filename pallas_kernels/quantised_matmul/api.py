@@ -54,11 +54,11 @@ def quantised_matmul(
         "cpu": lambda: cpu.refusal(x, weight),
     }
     run = {
-        "reference": reference.quantised_matmul,
-        "tpu": functools.partial(tpu.quantised_matmul, interpret=interpret),
-        "gpu": functools.partial(gpu.quantised_matmul, interpret=interpret),
-        "cpu": functools.partial(cpu.quantised_matmul, int8_activations=int8_activations),
-    }[choose_backend("quantised_matmul", backend, refusals)]
+        "reference": lambda: reference.quantised_matmul,
+        "tpu": lambda: functools.partial(tpu.quantised_matmul, interpret=interpret),
+        "gpu": lambda: functools.partial(gpu.quantised_matmul, interpret=interpret),
+        "cpu": lambda: functools.partial(cpu.quantised_matmul, int8_activations=int8_activations),
+    }[choose_backend("quantised_matmul", backend, refusals)]()
     return run(x, weight, layer=as_index(layer))
 
 

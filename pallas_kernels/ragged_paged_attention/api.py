@@ -94,11 +94,11 @@ def ragged_paged_attention(
         "cpu": lambda: cpu.refusal(q, kv_pool),
     }
     run = {
-        "reference": reference.ragged_paged_attention,
-        "tpu": partial(tpu.ragged_paged_attention, interpret=interpret),
-        "gpu": partial(gpu.ragged_paged_attention, interpret=interpret),
-        "cpu": cpu.ragged_paged_attention,
-    }[choose_backend("ragged_paged_attention", backend, refusals)]
+        "reference": lambda: reference.ragged_paged_attention,
+        "tpu": lambda: partial(tpu.ragged_paged_attention, interpret=interpret),
+        "gpu": lambda: partial(gpu.ragged_paged_attention, interpret=interpret),
+        "cpu": lambda: cpu.ragged_paged_attention,
+    }[choose_backend("ragged_paged_attention", backend, refusals)]()
     return run(
         q,
         k,

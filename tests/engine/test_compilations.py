@@ -8,10 +8,13 @@ import re
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from tests.engine.helpers import check_idle
 from trillion_infer import SamplingParams
+from trillion_infer.engine.programs import abstract, compile_program
 
 
 def mixed_requests(count: int, vocab: int) -> tuple[list[list[int]], list[SamplingParams]]:
@@ -105,6 +108,19 @@ def test_without_precompile_only_what_runs_is_compiled_u59(make_llm):
     assert llm.stats()["compilations"] == 1  # its KV pools are there
     llm.generate([[5, 6, 7]], SamplingParams(temperature=0, max_tokens=3))
     assert 1 < llm.stats()["compilations"] < len(llm.engine.programs.names())
+
+
+def test_a_program_is_traced_once():
+    """The shapes of its results are asked before it is lowered, of the same trace."""
+    here, traces = NamedSharding(Mesh(jax.devices()[:1], ("data",)), PartitionSpec()), []
+
+    def double(x: jax.Array) -> jax.Array:
+        traces.append(x.shape)
+        return 2 * x
+
+    program = compile_program("double", double, (abstract(here, (3,)),), ())
+    assert program.run(jnp.arange(3)).tolist() == [0, 2, 4]
+    assert traces == [(3,)]
 
 
 def resident_bytes() -> int:

@@ -369,16 +369,15 @@ def _digest(value: Any) -> str:
 
 def compile_program(name: str, fn: Callable[..., Any], args: tuple[Any, ...], donate: tuple[int, ...]) -> Program:
     """Traces, lowers and compiles `fn` for abstract arguments that carry shardings. Outputs keep the inputs' shardings
-    where they are donated."""
+    where they are donated. It is traced once, for the shapes of its outputs, which jax keeps by the function."""
 
     @functools.wraps(fn)
     def own(*values: Any) -> Any:  # jax hands out what it compiled of the same function, which may not be fresh
         return fn(*values)
 
     start = time.perf_counter()
-    compiled = (
-        jax.jit(own, donate_argnums=donate, out_shardings=_output_shardings(fn, args, donate)).lower(*args).compile()
-    )
+    shardings = fn.shardings if isinstance(fn, MakePools) else _output_shardings(own, args, donate)
+    compiled = jax.jit(own, donate_argnums=donate, out_shardings=shardings).lower(*args).compile()
     seconds = time.perf_counter() - start
     memory, cost = compiled.memory_analysis(), compiled.cost_analysis() or {}
     return Program(
@@ -394,8 +393,6 @@ def compile_program(name: str, fn: Callable[..., Any], args: tuple[Any, ...], do
 def _output_shardings(fn: Callable[..., Any], args: tuple[Any, ...], donate: tuple[int, ...]) -> Any:
     """Donated state comes back as it went in, and first. What the next program reads keeps its split over `data` (and
     the vocabulary's axes); the rest is replicated, so that the host reads it from one device."""
-    if isinstance(fn, MakePools):
-        return fn.shardings
     mesh = jax.tree.leaves(args)[0].sharding.mesh
 
     def of(spec: P) -> NamedSharding:
