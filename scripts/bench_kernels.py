@@ -22,7 +22,9 @@ from pallas_kernels.ragged_paged_attention.blocks import PACKAGE
 from sharding.topologies import KINDS
 
 SPEC = flags.DEFINE_string("spec", "llama-3-8b", "Shape, a name in arg_specs.py.")
-TUNE = flags.DEFINE_bool("tune", False, "Search block sizes for the shape and add them to the tuning file.")
+TUNE = flags.DEFINE_bool(
+    "tune", False, "Search block sizes, on GPU the prefill kernel too, and write the fastest down."
+)
 REPEATS = flags.DEFINE_integer("repeats", 10, "Calls of which the fastest counts.", lower_bound=1)
 BACKENDS = flags.DEFINE_list("backends", None, "Of reference, tpu, gpu; the device's own if not given.")
 

@@ -47,6 +47,7 @@ kernel plans with; temp / pool is the compiler's temporaries over the pool, whic
 quarter of the device (latents: 8 GiB). Bytes and GFLOP are of one call by the kernel's own loops (decode: 64
 sequences; prefill: a chunk of 512 tokens; each after up to 8192 cached tokens), beside the fewest that the result
 needs. The programs are those of the compile tests (`make test-aot`); one that copied its pool would have no row.
+Prefill by Mosaic GPU is a second kernel for the shapes that it takes; `tuning/gpu.json` says where it runs.
 """
 
 
@@ -85,8 +86,10 @@ def _wanted(rows: dict[tuple, Row]) -> Iterator[tuple[str, str, str, str]]:
             if unknown := set(SPECS.value or ()) - set(specs):
                 raise app.UsageError(f"{op} has no shape {sorted(unknown)}; its shapes are {', '.join(specs)}.")
             for name in SPECS.value or specs:
+                further = getattr(importlib.import_module(f"pallas_kernels.{op}.report"), "further_batches", None)
+                batches = (*BATCHES, *(further(specs[name], kind.platform) if further else ()))
                 code = code_digest(op, "tpu" if kind.platform == "tpu" else "gpu", specs[name])
-                for batch in BATCHES:
+                for batch in batches:
                     found = rows.get((op, name, batch, kind.name))
                     if not (MISSING.value and found and found.code == code):
                         yield op, name, batch, target

@@ -14,7 +14,8 @@ from pallas_kernels.common.sources import code_digest
 from sharding.topologies import KINDS, topology
 
 CACHED = 8192
-NEW = {"decode": [1] * 64, "prefill": [512]}
+DECODE, PREFILL = [1] * 64, [512]
+"""New tokens of each sequence of a batch."""
 Lens = list[tuple[int, int]]
 """Of each sequence the tokens in the pool before the call, and those that the call computes."""
 
@@ -36,7 +37,7 @@ class PoolReport:
         """Decode of 64 sequences, or a prefill chunk of 512 tokens, each after up to 8192 cached tokens.
 
         Args:
-          target: of `sharding.topologies.topology`. name: of a shape. batch: `decode` or `prefill`.
+          target: of `sharding.topologies.topology`. name: of a shape. batch: `decode`, else a way to prefill.
 
         Raises:
           RuntimeError: the compiled program holds a copy of the pool.
@@ -50,7 +51,7 @@ class PoolReport:
         seconds = time.process_time() - start
         if copies := pool_copies(compiled.as_text() or "", [pool.shape]):
             raise RuntimeError(f"{self.op} {name} on {target} copies its pool: {copies[0].strip()}")
-        lens = [(min(spec.max_len, CACHED) - new, new) for new in NEW[batch]]
+        lens = [(min(spec.max_len, CACHED) - new, new) for new in (DECODE if batch == "decode" else PREFILL)]
         cost, scratch = self.planned(spec, backend, lens, bucket)
         return Row(
             op=self.op,

@@ -4,6 +4,7 @@ import json
 from functools import cache
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -21,7 +22,7 @@ def device_name() -> str:
     return kind.name if kind else ""
 
 
-def tuned(package: str, platform: str, shape: dict[str, int | str]) -> dict[str, int] | None:
+def tuned(package: str, platform: str, shape: dict[str, int | str]) -> dict[str, Any] | None:
     """The measured block sizes for a shape, or None.
 
     Args:

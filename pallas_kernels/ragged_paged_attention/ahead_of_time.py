@@ -1,28 +1,33 @@
 """Compiles the operation for a device that is not here, in a scan over the layers of a pool, as models do."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
 from pallas_kernels.common.slot_shard import SlotShard
+from pallas_kernels.ragged_paged_attention import gpu
 from pallas_kernels.ragged_paged_attention.api import ragged_paged_attention
 from pallas_kernels.ragged_paged_attention.arg_specs import ArgSpec
+from pallas_kernels.ragged_paged_attention.blocks import GpuBlocks
 from sharding.topologies import kind_of
 
 
 @dataclass(frozen=True)
 class Batch:
-    """A bucket: padded sequences and query tokens; max_q_len as the op takes it."""
+    """A bucket: padded sequences and query tokens; max_q_len as the op takes it. blocks: in place of the tuned ones."""
 
     sequences: int
     tokens: int
     max_q_len: int | None
+    blocks: GpuBlocks | None = None
 
 
 DECODE = Batch(64, 64, 1)
 PREFILL = Batch(16, 512, None)
+MOSAIC = GpuBlocks(keys=64, rows=128, warps=8, stages=2, prefill="mosaic")
 
 
 def pages_of(spec: ArgSpec, device: jax.Device) -> int:
@@ -42,6 +47,10 @@ def compile_layers(
     Args:
       device: from `sharding.topologies`. backend: `tpu` or `gpu`.
     """
+    run = partial(ragged_paged_attention, backend=backend)
+    if batch.blocks is not None:
+        unused = dict.fromkeys(("soft_cap", "k_scale", "v_scale"))
+        run = partial(gpu.ragged_paged_attention, blocks=batch.blocks, **unused)
     mesh = Mesh([device], ("x",))
     sequences = batch.sequences if spec.max_len <= 2**20 else 4
     pages = pages_of(spec, device)
@@ -52,14 +61,13 @@ def compile_layers(
     def layers(pool, scales, q, k, v, sinks, shard, *lengths):
         def body(carry, layer):
             x, pool, scales = carry
-            out, *found = ragged_paged_attention(
+            out, *found = run(
                 x,
                 k,
                 v,
                 pool,
                 layer,
                 *lengths,
-                backend=backend,
                 sinks=sinks if spec.sinks else None,
                 max_q_len=batch.max_q_len,
                 kv_scales=scales,

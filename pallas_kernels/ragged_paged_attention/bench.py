@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pallas_kernels.common.backends import UnsupportedError
 from pallas_kernels.common.slot_shard import SlotShard
 from pallas_kernels.ragged_paged_attention import gpu, reference, tpu
 from pallas_kernels.ragged_paged_attention.arg_specs import SPECS, ArgSpec
@@ -90,15 +91,22 @@ def candidates(shape: Shape, backend: str) -> list[TpuBlocks] | list[GpuBlocks]:
         sizes = [TpuBlocks(*sizes) for sizes in product((16, 32, 64, 128, 256), pages)]
         return [blocks for blocks in sizes if blocks.refusal(shape) is None]
     sizes = [GpuBlocks(*sizes) for sizes in product((32, 64, 128), (16, 32, 64, 128), (4, 8), (2, 3, 4))]
+    sizes += [GpuBlocks(keys, 128, 8, stages, "mosaic") for keys, stages in product((64, 128), (2, 3, 4))]
     return [blocks for blocks in sizes if blocks.refusal(shape) is None]
 
 
 def tune(case: Case, backend: str, device: str, *, repeats: int = 5, interpret: bool = False, among=None) -> dict:
-    """The entry of tuning/*.json for a shape: the fastest of the blocks `among` (None: `candidates`) for `case`."""
+    """The entry of tuning/*.json for a shape: the fastest of the blocks `among` (None: `candidates`) for `case`.
+
+    Blocks that only other devices, arguments or releases of jax can run are left out.
+    """
     shape = shape_of(case.spec, backend)
 
     def seconds(blocks) -> float:
-        return measure(case, backend, repeats=repeats, interpret=interpret, blocks=blocks).seconds
+        try:
+            return measure(case, backend, repeats=repeats, interpret=interpret, blocks=blocks).seconds
+        except UnsupportedError:
+            return float("inf")
 
     best = min(among or candidates(shape, backend), key=seconds)
     return {"shape": {"device": device, **asdict(shape)}, "blocks": asdict(best)}

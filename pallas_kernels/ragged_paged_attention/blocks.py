@@ -1,6 +1,7 @@
 """Block sizes of the kernels: measured where there are any, else the largest that on-chip memory holds."""
 
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
@@ -13,6 +14,8 @@ VECTOR_BUDGET, VECTOR_LIMIT = 40 * 2**20, 52 * 2**20
 """Bytes of a TPU core's vector memory: to plan with, and never to exceed. The smallest chip has 64 MiB."""
 SHARED_BUDGET = 200 * 1024
 """Bytes of a GPU block's shared memory to plan with; Hopper has 227 KiB."""
+HOPPER = ("h100", "h200")
+"""Devices, by `device_name`, that Mosaic GPU's prefill is for."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,7 @@ class Shape:
     def group(self) -> int:
         return self.heads // self.kv_heads
 
-    def measured(self, platform: str) -> dict[str, int] | None:
+    def measured(self, platform: str) -> dict[str, Any] | None:
         return tuned(PACKAGE, platform, {"device": device_name(), **asdict(self)})
 
 
@@ -64,12 +67,17 @@ class TpuBlocks:
 
 @dataclass(frozen=True)
 class GpuBlocks:
-    """Keys of a step, rows (queries times heads of a group) of a prefill program, its warps, and pipeline stages."""
+    """Keys of a step, rows (queries times heads of a group) of a prefill program, its warps, and pipeline stages.
+
+    `prefill` says which kernel attends queries of more than one token: "triton", or "mosaic" (`gpu_hopper_kernel.py`)
+    whose rows and warps are fixed and whose stages are buffers of keys and of values.
+    """
 
     keys: int
     rows: int
     warps: int
     stages: int
+    prefill: str = "triton"
 
     def shared_bytes(self, shape: Shape) -> int:
         """Shared memory that the kernel takes at most."""
@@ -77,14 +85,36 @@ class GpuBlocks:
         itemsize = jnp.dtype(shape.pool_dtype).itemsize
         operand = max(2, itemsize)
         loaded = self.stages * 2 * self.keys * dim * operand
+        if self.prefill == "mosaic":  # weights stay in registers; 4 KiB are for barriers and sums over warps
+            return loaded + self.rows * dim * operand + 4096
         return loaded + self.rows * (dim + self.keys) * operand
 
     def refusal(self, shape: Shape) -> str | None:
         """Why these blocks do not fit, or None."""
+        if self.prefill not in ("triton", "mosaic"):
+            return f'{self} names a prefill kernel that is neither "triton" nor "mosaic".'
+        if self.prefill == "mosaic" and (reason := self._mosaic_refusal(shape)):
+            return reason
         need = self.shared_bytes(shape)
         if need <= SHARED_BUDGET:
             return None
         return f"{self} needs {need} bytes of shared memory, of which {SHARED_BUDGET} may be used."
+
+    def _mosaic_refusal(self, shape: Shape) -> str | None:
+        if shape.pool_dtype != "bfloat16":
+            return f"Mosaic GPU's prefill multiplies bfloat16; the pool is {shape.pool_dtype}."
+        if shape.dim not in (64, 128, 256):
+            return f"Mosaic GPU's prefill takes head dims 64, 128 and 256; got {shape.dim}."
+        if self.keys % 64 or (self.rows, self.warps) != (128, 8):
+            return f"Mosaic GPU's prefill takes 128 rows, 8 warps and multiples of 64 keys; got {self}."
+        if shape.page_size % 8 or (shape.page_size % self.keys and self.keys % shape.page_size):
+            return (
+                f"Mosaic GPU's prefill copies 8 slots at least, and pages that divide a step of {self.keys} keys or "
+                f"are divided by it; pages have {shape.page_size} slots."
+            )
+        if shape.group > self.rows:
+            return f"Mosaic GPU's prefill takes {self.rows} heads a KV head at most; got {shape.group}."
+        return None
 
 
 def tpu_blocks(shape: Shape, table_width: int, longest: int) -> TpuBlocks:

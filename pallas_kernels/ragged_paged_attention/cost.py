@@ -52,16 +52,25 @@ def tpu_cost(spec: ArgSpec, lens: Lens, blocks: TpuBlocks) -> Cost:
 
 
 def gpu_cost(spec: ArgSpec, lens: Lens, blocks: GpuBlocks) -> Cost:
-    """Keys in view read once a block of queries, whole steps multiplied, rows rounded up to powers of two."""
-    size = 1 << (spec.heads // spec.kv_heads - 1).bit_length()
+    """Keys in view read once a block of queries, whole steps multiplied, rows rounded up to powers of two.
+
+    Mosaic GPU's prefill reads whole steps and multiplies whole blocks, whose rows are put together before and taken
+    apart after.
+    """
+    mosaic, group = blocks.prefill == "mosaic", spec.heads // spec.kv_heads
+    size = group if mosaic else 1 << (group - 1).bit_length()
     dim = 1 << (spec.dim - 1).bit_length()
     row = _row_bytes(spec, spec.dim)
     moved = flops = 0
     for position, last, block_q in _blocks(lens, max(1, blocks.rows // size)):
         first, end = (-(-at // spec.shards) for at in (_first(position, spec), last + 1))
         steps = -(-(end - first // blocks.keys * blocks.keys) // blocks.keys)
-        moved += (end - first) * row + 2 * (last + 1 - position) * spec.heads * spec.dim * 2
-        flops += 4 * steps * blocks.keys * max(16, block_q * size) * spec.kv_heads * dim
+        rows, fetched = max(16, block_q * size), end - first
+        if mosaic and block_q > 1:
+            rows, fetched = blocks.rows, steps * blocks.keys
+            moved += 4 * rows * spec.kv_heads * spec.dim * 2
+        moved += fetched * row + 2 * (last + 1 - position) * spec.heads * spec.dim * 2
+        flops += 4 * steps * blocks.keys * rows * spec.kv_heads * dim
     return Cost(moved + sum(3 * extend * row // spec.shards for _, extend in lens), flops)
 
 

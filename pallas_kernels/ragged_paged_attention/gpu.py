@@ -8,6 +8,7 @@ from jax.experimental.pallas import triton as plgpu
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.common.backends import UnsupportedError
+from pallas_kernels.common.lazy import LazyModule
 from pallas_kernels.common.quantised_pool import write_scales
 from pallas_kernels.common.slot_shard import SlotShard, log_sum, whole_pages
 from pallas_kernels.common.token_places import token_places
@@ -17,6 +18,7 @@ from pallas_kernels.ragged_paged_attention.gpu_kernel import LOWEST, Plan, atten
 from pallas_kernels.ragged_paged_attention.items import work_items
 from pallas_kernels.ragged_paged_attention.values import interleave, interleave_quantised
 
+gpu_hopper = LazyModule("pallas_kernels.ragged_paged_attention.gpu_hopper")
 PROGRAMS = 264
 """Programs that fill an H100: two for each of its 132 multiprocessors."""
 DECODE_WARPS = 4
@@ -63,13 +65,24 @@ def ragged_paged_attention(
     interpret: bool = False,
     blocks: GpuBlocks | None = None,
 ) -> tuple[Array, ...]:
-    """As `api.ragged_paged_attention`; `blocks` overrides the tuned block sizes."""
+    """As `api.ragged_paged_attention`; `blocks` overrides the tuned block sizes.
+
+    Raises:
+      UnsupportedError: `blocks` do not fit. Where they were tuned for Mosaic GPU's prefill and only this cannot run the
+        arguments, Triton's does.
+    """
     tokens, heads, dim = q.shape
     group = heads // k.shape[1]
     shape = Shape(heads, k.shape[1], kv_pool.shape[-1], kv_pool.shape[2], kv_pool.dtype.name)
-    blocks = blocks or gpu_blocks(shape)
+    asked, blocks = blocks, blocks or gpu_blocks(shape)
     if reason := blocks.refusal(shape):
         raise UnsupportedError(f"ragged_paged_attention: {reason}")
+    longest = max_q_len or tokens
+    mosaic = blocks.prefill == "mosaic" and max_q_len != 1
+    if mosaic and (reason := gpu_hopper.refusal(q, group, longest, slots, interpret)):
+        if asked:
+            raise UnsupportedError(f"ragged_paged_attention: {reason}")
+        mosaic = False
     shard = slots or whole_pages()
     plan = Plan(
         block_q=1,
@@ -110,8 +123,10 @@ def ragged_paged_attention(
     if slots is not None:
         found = [jnp.zeros((tokens * heads, dim)), jnp.full((tokens * heads,), -jnp.inf)]
     found = attend(found, jnp.int32(0), num_seqs[0], decode_plan(plan, kv_lens.shape[0]))
-    if max_q_len != 1:
-        longest = max_q_len or tokens
+    if mosaic:
+        launch = partial(gpu_hopper.prefill, plan=plan, stages=blocks.stages, interpret=interpret)
+        found = launch(operands[:4], scaled, kv_pool, layer, num_seqs, found[0])
+    elif max_q_len != 1:
         found = attend(found, num_seqs[0], num_seqs[1], prefill_plan(plan, longest, blocks.rows))
     out = found[0].reshape(tokens, heads, dim)
     out = out if v_scale is None else (out.astype(jnp.float32) * v_scale).astype(out.dtype)

@@ -1,7 +1,9 @@
 """Rows of the kernel report: real shapes, compiled for a target that is not here."""
 
+from dataclasses import replace
+
 from pallas_kernels.common.pool_report import PoolReport
-from pallas_kernels.ragged_paged_attention.ahead_of_time import DECODE, PREFILL, Batch, compile_layers
+from pallas_kernels.ragged_paged_attention.ahead_of_time import DECODE, MOSAIC, PREFILL, Batch, compile_layers
 from pallas_kernels.ragged_paged_attention.arg_specs import SPECS, ArgSpec
 from pallas_kernels.ragged_paged_attention.bench import shape_of
 from pallas_kernels.ragged_paged_attention.blocks import gpu_blocks, tpu_blocks
@@ -13,9 +15,16 @@ def _planned(spec: ArgSpec, backend: str, lens: list[tuple[int, int]], batch: Ba
     if backend == "tpu":
         blocks = tpu_blocks(shape, spec.max_len // spec.page_size, batch.max_q_len or batch.tokens)
         return tpu_cost(spec, lens, blocks), blocks.vector_bytes(shape)
-    blocks = gpu_blocks(shape)
+    blocks = batch.blocks or gpu_blocks(shape)
     return gpu_cost(spec, lens, blocks), blocks.shared_bytes(shape)
 
 
-_BATCHES = {"decode": DECODE, "prefill": PREFILL}
+def further_batches(spec: ArgSpec, platform: str) -> tuple[str, ...]:
+    """What there are rows of beside decode and prefill: on GPU prefill by Mosaic GPU, of shapes that it takes."""
+    taken = platform == "cuda" and spec.shards == 1 and MOSAIC.refusal(shape_of(spec, "gpu")) is None
+    return (BY_MOSAIC,) if taken else ()
+
+
+BY_MOSAIC = "prefill, Mosaic GPU"
+_BATCHES = {"decode": DECODE, "prefill": PREFILL, BY_MOSAIC: replace(PREFILL, blocks=MOSAIC)}
 row = PoolReport("ragged_paged_attention", SPECS, _BATCHES, compile_layers, _planned, fewest).row

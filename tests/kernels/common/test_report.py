@@ -59,7 +59,13 @@ def test_a_digest_changes_with_code_and_not_with_comments(tmp_path, monkeypatch)
 @pytest.mark.parametrize("op", [*TEMPORARIES, "grouped_matmul", "quantised_matmul"])
 def test_the_written_table_holds_every_shape_for_every_target(written, op):
     specs = importlib.import_module(f"pallas_kernels.{op}.arg_specs").SPECS
-    wanted = {(op, spec.name, batch, kind) for spec in specs for batch in ("decode", "prefill") for kind in KINDS}
+    further = getattr(importlib.import_module(f"pallas_kernels.{op}.report"), "further_batches", lambda *_: ())
+    wanted = {
+        (op, spec.name, batch, kind.name)
+        for spec in specs
+        for kind in KINDS.values()
+        for batch in ("decode", "prefill", *further(spec, kind.platform))
+    }
     assert {row.key for row in written if row.op == op} == wanted
 
 

@@ -8,6 +8,7 @@ import pytest
 from pallas_kernels.common import tuning
 from pallas_kernels.common.tuning import add_entry
 from pallas_kernels.ragged_paged_attention import bench, blocks
+from pallas_kernels.ragged_paged_attention.ahead_of_time import MOSAIC
 from pallas_kernels.ragged_paged_attention.arg_specs import SPECS
 from pallas_kernels.ragged_paged_attention.bench import Case
 from pallas_kernels.ragged_paged_attention.blocks import TpuBlocks, gpu_blocks, tpu_blocks
@@ -59,6 +60,7 @@ def test_no_kernel_does_less_than_the_fewest(spec, lens):
     for cost in (
         tpu_cost(spec, lens, tpu_blocks(bench.shape_of(spec, "tpu"), spec.max_len // spec.page_size, 512)),
         gpu_cost(spec, lens, gpu_blocks(bench.shape_of(spec, "gpu"))),
+        gpu_cost(spec, lens, MOSAIC),
     ):
         assert cost.flops >= least.flops
         assert cost.bytes >= least.bytes
