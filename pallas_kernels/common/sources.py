@@ -15,7 +15,8 @@ NOT_COMPILED = ("reference", "cpu", "native", "bench", "arg_specs", "report", "p
 def code_digest(op: str, backend: str, spec: Any) -> str:
     """16 hexadecimal digits over the code of an operation's `tpu` or `gpu` kernel and one of its shapes.
 
-    The code is that of the operation, of `common` and of the operations it uses, without comments and docstrings.
+    The code is that of the operation, of `common` and of the operations it uses, without comments, docstrings and
+    what only type checkers read.
     """
     own = _files(op, backend)
     used = {name for text in map(Path.read_text, own) for name in re.findall(r"from pallas_kernels\.(\w+)", text)}
@@ -32,12 +33,30 @@ def _files(op: str, backend: str) -> list[Path]:
 
 
 def _code(path: Path) -> str:
-    tree = ast.parse(path.read_text())
-    for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        if isinstance(body, list):
-            node.body = [line for line in body if not _is_string(line)]  # pyright: ignore[reportAttributeAccessIssue]
+    tree = _Bare().visit(ast.parse(path.read_text()))
     return ast.dump(tree)
+
+
+class _Bare(ast.NodeTransformer):
+    """Leaves out docstrings and annotations, and imports that only these need."""
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
+        return None if _is_string(node) else self.generic_visit(node)
+
+    def visit_arg(self, node: ast.arg) -> ast.AST:
+        node.annotation = None
+        return node
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        node.returns = None
+        return self.generic_visit(node)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
+        node.annotation = ast.Constant(None)
+        return self.generic_visit(node)
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST | None:
+        return None if node.module in ("typing", "collections.abc", "jaxtyping") else node
 
 
 def _is_string(line: ast.stmt) -> bool:

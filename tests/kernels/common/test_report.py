@@ -45,15 +45,15 @@ def test_a_digest_is_of_one_platform_and_shape(op):
     assert len({*digests, code_digest(op, "tpu", "one")}) == 4
 
 
-def test_a_digest_changes_with_code_and_not_with_comments(tmp_path, monkeypatch):
+def test_a_digest_changes_with_code_and_not_with_comments_or_types(tmp_path, monkeypatch):
     shutil.copytree(sources.FOLDER, tmp_path / "kernels", ignore=shutil.ignore_patterns("*.json", "src", "__pycache__"))
     monkeypatch.setattr(sources, "FOLDER", tmp_path / "kernels")
     path = tmp_path / "kernels" / "quantised_matmul" / "tiles.py"
-    digests = []
-    for addition in ("", "# a comment", "SOMETHING = 1"):
-        path.write_text(path.read_text() + addition + "\n")
+    text, digests = path.read_text(), []
+    for addition in ("", "# a comment", "from typing import Any", "SOMETHING: int = 1", "SOMETHING: Any = 1"):
+        path.write_text(f"{text}{addition}\n")
         digests.append(code_digest("grouped_matmul", "tpu", "one"))
-    assert digests[0] == digests[1] != digests[2]
+    assert digests[0] == digests[1] == digests[2] != digests[3] == digests[4]
 
 
 @pytest.mark.parametrize("op", [*TEMPORARIES, "grouped_matmul", "quantised_matmul"])
