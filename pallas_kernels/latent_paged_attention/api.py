@@ -1,6 +1,7 @@
 """Latent paged attention: writes the new latents of a batch into the pool and attends."""
 
 import functools
+from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
@@ -11,6 +12,9 @@ from pallas_kernels.common.quantised_pool import LIMITS, check_scales
 from pallas_kernels.common.slot_shard import SlotShard, whole_pages
 from pallas_kernels.latent_paged_attention import cpu, reference
 from pallas_kernels.latent_paged_attention.checks import check_shapes
+
+if TYPE_CHECKING:
+    from jax.experimental.pallas.tpu import InterpretParams
 
 gpu, tpu = (LazyModule(f"pallas_kernels.latent_paged_attention.{name}") for name in ("gpu", "tpu"))
 
@@ -32,7 +36,7 @@ def latent_paged_attention(
     slots: SlotShard | None = None,
     kv_scales: Float[Array, "L P 2 p"] | None = None,
     backend: str = "auto",
-    interpret: bool = False,
+    interpret: "bool | InterpretParams" = False,
 ) -> tuple[Array, ...]:
     """Causal attention in latent space: every head shares one key (latent, rope) and one value (latent) a position.
 
@@ -60,7 +64,8 @@ def latent_paged_attention(
         quantised by `common.quantised_pool.quantise` and their scales written, in place where the caller donates
         them; slots that hold no position in view do not matter.
       backend: `auto`, `reference`, `tpu`, `gpu` or `cpu` (native kernels).
-      interpret: run a Pallas kernel on CPU, for tests.
+      interpret: run a Pallas kernel on CPU, for tests: True as array code, in which a copy is done where it starts;
+        InterpretParams (TPU kernels only) on a model of a TPU's memories, which finds races, 60 times slower.
 
     Returns:
       The output, in the dtype of q_latent, and the pool with the new tokens written. Slots that hold no position in

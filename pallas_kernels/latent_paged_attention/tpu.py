@@ -176,7 +176,7 @@ def _attend_items(
             ],
         ),
         compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",), vmem_limit_bytes=VECTOR_LIMIT),
-        interpret=pltpu.InterpretParams(detect_races=True) if interpret is True else interpret,
+        interpret=interpret,
         name=f"latent_paged_attention_{rows // heads}",
     )(*operands)
     return [out, *(x[..., :1] for x in sums)]

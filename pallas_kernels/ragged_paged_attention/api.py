@@ -1,6 +1,7 @@
 """Ragged paged attention: writes the new keys and values of a batch into the pool and attends."""
 
 from functools import partial
+from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
@@ -11,6 +12,9 @@ from pallas_kernels.common.quantised_pool import check_scales
 from pallas_kernels.common.slot_shard import SlotShard
 from pallas_kernels.ragged_paged_attention import cpu, reference
 from pallas_kernels.ragged_paged_attention.checks import check_options, check_shapes
+
+if TYPE_CHECKING:
+    from jax.experimental.pallas.tpu import InterpretParams
 
 gpu, tpu = (LazyModule(f"pallas_kernels.ragged_paged_attention.{name}") for name in ("gpu", "tpu"))
 
@@ -37,7 +41,7 @@ def ragged_paged_attention(
     slots: SlotShard | None = None,
     kv_scales: Float[Array, "L P 2K p"] | None = None,
     backend: str = "auto",
-    interpret: bool = False,
+    interpret: "bool | InterpretParams" = False,
 ) -> tuple[Array, ...]:
     """Writes the keys and values of T query tokens of S sequences, then attends causally over their pages.
 
@@ -68,7 +72,8 @@ def ragged_paged_attention(
       slots: the part of every page that this pool holds; page_table, kv_lens and the new tokens are those of the
         whole, and only the shard's own slots are written. Sinks count on shard 0. See `common.slot_shard`.
       backend: `auto`, `reference`, `tpu` or `gpu`.
-      interpret: run a Pallas kernel on CPU, for tests.
+      interpret: run a Pallas kernel on CPU, for tests: True as array code, in which a copy is done where it starts;
+        InterpretParams (TPU kernels only) on a model of a TPU's memories, which finds races, 60 times slower.
 
     Returns:
       The output, in the dtype of q, and the pool with the new tokens written. Slots of the pool

@@ -59,7 +59,7 @@ def ragged_paged_attention(
     max_q_len: int | None,
     slots: SlotShard | None = None,
     kv_scales: Float[Array, "L P 2K p"] | None = None,
-    interpret: bool = False,
+    interpret: bool | pltpu.InterpretParams = False,
     blocks: TpuBlocks | None = None,
 ) -> tuple[Array, ...]:
     """As `api.ragged_paged_attention`; `blocks` overrides the tuned block sizes."""
@@ -108,8 +108,9 @@ def ragged_paged_attention(
             soft_cap=soft_cap,
             pool_dtype=kv_pool.dtype.name,
             dot_dtype="float32" if q.dtype == jnp.float32 else "bfloat16",
-            interpret=interpret,
+            interpret=bool(interpret),
         ),
+        interpret=interpret,
     )
     start = jnp.zeros((*rows.shape[:-1], lanes if slots is None else lanes + LANES))
     out, kv_pool = launch(start, kv_pool, first=jnp.int32(0), last=num_seqs[0], block_q=1)
@@ -141,6 +142,7 @@ def _launch(
     last,
     block_q,
     plan,
+    interpret,
 ):
     """`out` and `pool` after the sequences in [first, last), `block_q` queries at a time."""
     plan = plan(block_q=block_q)
@@ -182,6 +184,6 @@ def _launch(
         ),
         input_output_aliases={len(operands) - 2: 1, len(operands) - 1: 0},
         compiler_params=pltpu.CompilerParams(vmem_limit_bytes=VECTOR_LIMIT),
-        interpret=pltpu.InterpretParams(detect_races=True) if plan.interpret else False,
+        interpret=interpret,
         name=f"ragged_paged_attention_{'decode' if block_q == 1 else 'prefill'}",
     )(*operands)

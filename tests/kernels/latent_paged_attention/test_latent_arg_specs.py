@@ -9,6 +9,7 @@ from latent_cases import Case
 
 from pallas_kernels.latent_paged_attention import latent_paged_attention
 from pallas_kernels.latent_paged_attention.arg_specs import SPECS
+from tests.kernels.interpreters import INTERPRET
 
 PLAIN = [spec for spec in SPECS if spec.shards == 1 and spec.pool_dtype == "bfloat16"]
 """Pools of 8 bits and shards of pools have tests of their own."""
@@ -29,5 +30,5 @@ def test_the_kernel_matches_dense_attention(spec, backend):
         layer=0,
         dtype="bfloat16",
     )
-    op = functools.partial(latent_paged_attention, backend=backend, interpret=True)
+    op = functools.partial(latent_paged_attention, backend=backend, interpret=INTERPRET[backend])
     latent_cases.check(case, jax.jit(op, static_argnames="scale"))

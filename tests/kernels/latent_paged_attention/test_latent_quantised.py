@@ -13,6 +13,7 @@ from latent_cases import Batch, Case
 from pallas_kernels.common.quantised_pool import quantise
 from pallas_kernels.cpu_native import native
 from pallas_kernels.latent_paged_attention import latent_paged_attention
+from tests.kernels.interpreters import INTERPRET
 
 BACKENDS = [
     "reference",
@@ -44,8 +45,7 @@ def dequantised(history, case, dtype):
 
 
 def op_of(backend):
-    interpret = backend in ("tpu", "gpu")
-    op = partial(latent_paged_attention, scale=CASE.scale, backend=backend, interpret=interpret)
+    op = partial(latent_paged_attention, scale=CASE.scale, backend=backend, interpret=INTERPRET.get(backend, False))
     return lambda *args, slots=None: op(*args[:-1], kv_scales=args[-1], slots=slots)
 
 

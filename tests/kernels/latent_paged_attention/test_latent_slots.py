@@ -9,6 +9,7 @@ from latent_cases import Case
 
 from pallas_kernels.cpu_native import native
 from pallas_kernels.latent_paged_attention import latent_paged_attention
+from tests.kernels.interpreters import INTERPRET
 
 BACKENDS = [
     "reference",
@@ -28,8 +29,7 @@ CASES = {
 
 def run(case, backend, count, over_shards):
     batch = latent_cases.build(case)
-    interpret = backend in ("tpu", "gpu")
-    op = partial(latent_paged_attention, scale=case.scale, backend=backend, interpret=interpret)
+    op = partial(latent_paged_attention, scale=case.scale, backend=backend, interpret=INTERPRET.get(backend, False))
     out, (pool,), parts = over_shards(lambda *args: op(*args[:-1], slots=args[-1]), batch.args, {4: 2}, count)
     return batch, out, pool, parts
 

@@ -5,6 +5,7 @@ import pytest
 
 from pallas_kernels.ragged_paged_attention import pool_shape
 from pallas_kernels.ragged_paged_attention.arg_specs import SPECS
+from tests.kernels.interpreters import INTERPRET
 
 from . import naive
 from .harness import check
@@ -39,4 +40,4 @@ def case_of(spec, backend):
 def test_the_kernel_matches_dense_attention(spec, backend):
     import ml_dtypes  # noqa: F401  (names the small float dtypes to numpy)
 
-    check(case_of(spec, backend), backend, interpret=True)
+    check(case_of(spec, backend), backend, interpret=INTERPRET[backend])

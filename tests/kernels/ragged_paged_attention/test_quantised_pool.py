@@ -12,6 +12,7 @@ from pallas_kernels.common.backends import UnsupportedError
 from pallas_kernels.common.quantised_pool import quantise
 from pallas_kernels.cpu_native import native
 from pallas_kernels.ragged_paged_attention import ragged_paged_attention
+from tests.kernels.interpreters import INTERPRET
 
 from . import naive
 from .harness import ARRAYS, MIXED, SMALL
@@ -60,8 +61,13 @@ def parted(x, dtype):
 
 
 def op_of(case, batch_sinks, backend):
-    interpret = backend in ("tpu", "gpu")
-    op = partial(ragged_paged_attention, **case.options, sinks=batch_sinks, backend=backend, interpret=interpret)
+    op = partial(
+        ragged_paged_attention,
+        **case.options,
+        sinks=batch_sinks,
+        backend=backend,
+        interpret=INTERPRET.get(backend, False),
+    )
     return lambda *args, slots=None: op(*args[:-1], kv_scales=args[-1], slots=slots)
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from pallas_kernels.cpu_native import native
 from pallas_kernels.ragged_paged_attention import ragged_paged_attention
+from tests.kernels.interpreters import INTERPRET
 
 from . import naive
 from .harness import ARRAYS, CASES, TOLERANCE
@@ -29,8 +30,9 @@ def shard_case(name, backend):
 def run(case, backend, count, over_shards):
     batch = naive.build(case)
     sinks = None if batch["sinks"] is None else jnp.asarray(batch["sinks"])
-    interpret = backend in ("tpu", "gpu")
-    op = partial(ragged_paged_attention, **case.options, sinks=sinks, backend=backend, interpret=interpret)
+    op = partial(
+        ragged_paged_attention, **case.options, sinks=sinks, backend=backend, interpret=INTERPRET.get(backend, False)
+    )
     out, (pool,), parts = over_shards(
         lambda *args: op(*args[:-1], slots=args[-1]), [batch[name] for name in ARRAYS], {3: 2}, count
     )
