@@ -62,5 +62,21 @@ def test_a_page_that_the_devices_cannot_share_is_refused_with_what_would_do():
         blueprint_of("deepseek_v3", "sequence=2,tensor=3", page_size=8)
 
 
+@pytest.mark.parametrize(
+    ("name", "mesh", "kv_dtype", "part", "default"),
+    [
+        ("qwen3_moe", "data=2", "int8", 128, 128),
+        ("deepseek_v3", "expert=8", "float32", 8, 128),
+        ("deepseek_v3", "expert=2,tensor=2", "fp8", 128, 512),
+    ],
+)
+def test_pages_that_tpu_kernels_cannot_read_are_refused_and_are_not_the_default(name, mesh, kv_dtype, part, default):
+    options = {"kv_dtype": kv_dtype, "attention": "tpu", "interpret": True}
+    with pytest.raises(ConfigError, match=rf"page_size is 8, of .* a multiple of {part} positions a device"):
+        blueprint_of(name, mesh, page_size=8, **options)
+    assert blueprint_of(name, mesh, **options).layouts[0].page_size == default
+    assert blueprint_of(name, mesh, page_size=8, kv_dtype=kv_dtype).layouts[0].page_size == 8
+
+
 def test_pages_grow_with_the_devices_that_share_them():
     assert blueprint_of("deepseek_v3", "sequence=2,tensor=3").layouts[0].page_size == 36

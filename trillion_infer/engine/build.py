@@ -35,7 +35,15 @@ from trillion_infer.engine.engine import Engine
 from trillion_infer.engine.fits import check_fits_here
 from trillion_infer.engine.layered import can_run_by_layers
 from trillion_infer.engine.memory import device_bytes, give_back_freed_memory, is_on_device, told_as_ours
-from trillion_infer.engine.ops import choose_ops, default_page_size, platform_of, pool_platform, settle_isa
+from trillion_infer.engine.ops import (
+    attention_backend,
+    choose_ops,
+    default_page_size,
+    page_part,
+    platform_of,
+    pool_platform,
+    settle_isa,
+)
 from trillion_infer.engine.programs import Programs, ProgramSet
 from trillion_infer.engine.sizing import prepare, size_pools
 from trillion_infer.engine.state import StateShape
@@ -259,7 +267,7 @@ def plan_engine(
         max_batch_tokens = max_model_len + config.max_running
     max_batch_tokens = round_up(max_batch_tokens, mesh.shape["sequence"])
     kv_dtype = config.kv_dtype if config.kv_dtype not in (None, "auto") else dtype
-    page_size = _page_size(config, model_config, mesh)
+    page_size = _page_size(config, model_config, mesh, kv_dtype)
     platform = pool_platform(mesh, config.attention, config.interpret)
     layouts = pool_layouts(model_config, page_size, kv_dtype, dict(mesh.shape), platform)
     if config.quantize in RECIPES:
@@ -293,18 +301,27 @@ def _check_mesh(mesh: Mesh, model: ModelConfig) -> None:
         )
 
 
-def _page_size(config: EngineConfig, model: ModelConfig, mesh: Mesh) -> int:
-    """Positions a page: as asked or the platform's own. Raises ConfigError where devices cannot share it evenly."""
-    parts = max(
-        shards(SERVE_RULES, layout.slot_axis, mesh.shape)
-        for layout in pool_layouts(model, 1, "float32", mesh.shape, platform_of(mesh))
-    )
-    size = config.page_size or default_page_size(platform_of(mesh), parts)
+def _page_size(config: EngineConfig, model: ModelConfig, mesh: Mesh, kv_dtype: str) -> int:
+    """Positions a page: as asked or the platform's own.
+
+    Raises ConfigError where devices cannot share it evenly, and where the kernels that were asked for cannot read it.
+    """
+    platform = pool_platform(mesh, config.attention, config.interpret)
+    layouts = pool_layouts(model, 1, kv_dtype, dict(mesh.shape), platform)
+    parts = max(shards(SERVE_RULES, layout.slot_axis, mesh.shape) for layout in layouts)
+    least = max(page_part(platform, layout) for layout in layouts)
+    size = config.page_size or default_page_size(platform, parts, least)
     if size % parts:
         fitting = ", ".join(str(n) for n in PAGE_SIZES if n % parts == 0)
         raise ConfigError(
             f"page_size is {size}; on this mesh {parts} devices share the slots of a page of {model.family}, and "
             f"{size} does not divide by {parts}. {f'Use {fitting}, or leave' if fitting else 'Leave'} page_size out."
+        )
+    asked = attention_backend(platform_of(mesh), config.attention, config.interpret)
+    if asked == platform and size % (parts * least):
+        raise ConfigError(
+            f"page_size is {size}, of which a device holds {size // parts} positions; {platform.upper()} kernels read "
+            f"pages of {model.family} in {kv_dtype} of a multiple of {least} positions a device. Leave page_size out."
         )
     return size
 

@@ -1,10 +1,12 @@
 """Which implementation of each op a platform gets: the one place that knows what was measured where."""
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from pallas_kernels.cpu_native import native, prefer
 from sharding.heads import round_up
+from trillion_infer.cache.layout import PoolLayout
 from trillion_infer.core.errors import ConfigError
 from trillion_infer.layers.context import Ops
 
@@ -76,13 +78,23 @@ def platform_of(mesh: Mesh) -> str:
     return "gpu" if platform in ("cuda", "rocm") else platform
 
 
-def default_page_size(platform: str, slot_shards: int) -> int:
+def default_page_size(platform: str, slot_shards: int, least: int = 1) -> int:
     """Positions a page, of which each of `slot_shards` devices holds its part, on accelerators a tile of 16 or more.
 
-    Small pages share more of a prefix, large ones move faster.
+    Small pages share more of a prefix, large ones move faster. least: see `page_part`.
     """
     size, part = {"tpu": (64, 16), "gpu": (32, 16)}.get(platform, (32, 1))
-    return round_up(max(size, part * slot_shards), slot_shards)
+    part = max(part, least)
+    return round_up(max(size, part * slot_shards), slot_shards * least)
+
+
+def page_part(platform: str, layout: PoolLayout) -> int:
+    """What a device's positions of a page must be a multiple of for the platform's kernels to read a pool in place."""
+    if platform != "tpu":
+        return 1
+    if layout.quantised:
+        return 128
+    return 32 // jnp.dtype(layout.dtype).itemsize if layout.key.kind == "latent" else 1
 
 
 def device_memory(device: jax.Device) -> tuple[int, int] | None:
