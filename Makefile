@@ -1,7 +1,7 @@
 # make demo     answers a question with real weights      make test         everything CI runs
 # make demo PROMPT="…"                                    make test-oldest  a smoke subset on Python 3.11 and jax 0.10.2
 # make test-slow    what takes minutes a test             make test-aot     every kernel for every target
-# (test-slow and test-aot run whole what test samples; pytest tests/engine --kernels=tpu or gpu: on interpreted kernels)
+# (test-slow and test-aot run whole what test samples; test-slow also runs the engine's tests on interpreted kernels)
 # PYTHON=… chooses the interpreter; otherwise the newest that runs, from 3.11 up, makes .venv.
 
 PROMPT ?= What is the capital of France?
@@ -28,6 +28,8 @@ test: $(VENV)/.test lint browser
 
 test-slow: $(VENV)/.test
 	XLA_FLAGS="--xla_backend_optimization_level=3" $(RUN) -m pytest -m "slow or matrix" --matrix=all
+	$(RUN) -m pytest tests/engine --kernels=tpu -m "not slow"
+	$(RUN) -m pytest tests/engine --kernels=gpu -m "not slow"
 
 test-aot: $(VENV)/.test
 	XLA_FLAGS="--xla_backend_optimization_level=3" $(RUN) -m pytest -m "aot" --aot=all

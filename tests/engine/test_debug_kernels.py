@@ -20,10 +20,10 @@ def spoil(engine, page):
     engine._state = DeviceState(state.pools, tables, state.sampler)
 
 
-@pytest.mark.parametrize("attention", ["reference", "auto"])
+@pytest.mark.parametrize("options", [{}, {"attention": "reference"}], ids=["auto", "reference"])
 @pytest.mark.parametrize(("name", "op"), [("smollm2", "ragged_paged_attention"), ("deepseek_v3", "latent_paged")])
-def test_a_bad_table_is_an_error_that_names_op_sequence_block_and_page(make_llm, name, op, attention):
-    llm = make_llm.fresh(name, attention=attention, debug_kernels=True, precompile=False, page_size=8)
+def test_a_bad_table_is_an_error_that_names_op_sequence_block_and_page(make_llm, name, op, options):
+    llm = make_llm.fresh(name, **options, debug_kernels=True, precompile=False, page_size=8)
     llm.generator.add("a", [5, 6, 7], greedy(40))
     for _ in range(3):
         llm.generator.step()

@@ -106,7 +106,7 @@ def test_tokens_are_those_of_resident_experts(make_llm, name, options):
 
 
 def test_a_cache_for_all_experts_reads_each_once(make_llm):
-    llm = make_llm.fresh("qwen3_moe", **SMALL, expert_memory="host:1e9")
+    llm = make_llm.fresh("qwen3_moe", **SMALL, expert_memory="host:1e7")
     for _ in range(2):
         llm.generate(MIXED, greedy())
         misses = llm.stats()["expert_misses"]

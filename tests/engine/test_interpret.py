@@ -2,10 +2,9 @@
 
 import pytest
 
-from tests.conftest import GOLDEN
+from tests.conftest import GOLDEN, few_buckets
 from tests.engine.helpers import greedy, tokens_of
 
-pytestmark = pytest.mark.slow
 OPTIONS = {"page_size": 8, "prefill_chunk": 16, "max_running": 4, "max_model_len": 96, "precompile": False}
 PROMPTS = [[5], list(range(4, 30)), list(range(9, 49)), [7, 8, 9] * 7]
 MODELS = {
@@ -23,9 +22,19 @@ SPECULATION = [
 ]
 
 
+QUICK = {("smollm2", "tpu"), ("deepseek_v3", "gpu")}
+"""What an ordinary run keeps, under a minute: both attention ops, and experts; `make test-slow` runs all."""
+CASES = [
+    pytest.param(name, attention, marks=() if (name, attention) in QUICK else pytest.mark.slow)
+    for name in MODELS
+    for attention in ("tpu", "gpu")
+]
+
+
 @pytest.fixture
-def tokens(make_llm):
+def tokens(make_llm, monkeypatch):
     """tokens(name, **options) of an engine that is closed before the next is made; with those of drafts accepted."""
+    monkeypatch.setattr("trillion_infer.engine.build.make_buckets", few_buckets)
 
     def of(name: str, **options) -> tuple[list[list[int]], int]:
         llm = make_llm.fresh(name, **OPTIONS, **options)
@@ -39,13 +48,13 @@ def tokens(make_llm):
     return of
 
 
-@pytest.mark.parametrize("attention", ["tpu", "gpu"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "attention"), CASES)
 def test_interpreted_kernels_give_the_tokens_of_the_reference(tokens, name, attention):
     expected = tokens(name, attention="reference")
     assert tokens(name, attention=attention, interpret=True) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", ["tpu", "gpu"])
 @pytest.mark.parametrize(("name", "speculate"), SPECULATION, ids=lambda value: value.partition(":")[0])
 def test_interpreted_kernels_verify_drafts(tokens, name, speculate, attention):
