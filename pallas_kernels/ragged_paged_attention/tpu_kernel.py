@@ -97,7 +97,7 @@ def kernel(
                     act(pltpu.make_async_copy(row, pool.at[layer, page, i - base], write_sem))
                     return 0
 
-                if plan.block_q == 1:
+                if plan.block_q == 1 or new_hbm.shape[0] < size:  # no sequence has a whole page of new rows
                     return lax.fori_loop(low, high, one, 0)
 
                 @pl.when(high - low == size)
