@@ -107,7 +107,7 @@ def free_programs():
     gc.collect()
 
 
-AOT_SAMPLE = 5
+AOT_SAMPLE = 4
 """Ahead-of-time compiles a test file keeps in an ordinary run, evenly spread over its matrix; --aot=all runs all."""
 
 MATRIX_SAMPLE = 2

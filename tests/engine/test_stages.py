@@ -34,7 +34,13 @@ def test_stages_equal_one_device(make_llm, name, mesh):
     check_idle(many)
 
 
-@pytest.mark.parametrize(("name", "mesh"), [("deepseek_v3", "stage=2,expert=2,tensor=2"), ("llama4_scout", "stage=4")])
+@pytest.mark.parametrize(
+    ("name", "mesh"),
+    [
+        pytest.param("deepseek_v3", "stage=2,expert=2,tensor=2", marks=pytest.mark.slow),
+        ("llama4_scout", "stage=4"),
+    ],
+)
 def test_stages_take_up_a_cached_prefix(make_llm, name, mesh):
     llm = make_llm(name, **SMALL, mesh=mesh)
     cold = make_llm(name, **SMALL).generate(MIXED[7] + MIXED[2], greedy(6))
