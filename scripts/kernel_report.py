@@ -20,12 +20,12 @@ from pathlib import Path
 
 from absl import app, flags
 
+from pallas_kernels.common.kernel_report import KernelReport, backend_of
 from pallas_kernels.common.report import Row, table
 from pallas_kernels.common.sources import code_digest
 from sharding.topologies import EVERY_KIND, KINDS
 
 ALL_OPS = ("ragged_paged_attention", "latent_paged_attention", "grouped_matmul", "quantised_matmul")
-BATCHES = ("decode", "prefill")
 
 TARGETS = flags.DEFINE_list("targets", ["v5e:2x2"], "Topologies, as sharding.topologies.topology takes them, or all.")
 OPS = flags.DEFINE_list("ops", ["ragged_paged_attention"], "Folders of pallas_kernels that have a report.py, or all.")
@@ -65,7 +65,7 @@ def main(_: list[str]) -> None:
     failed = []
     for op, spec, batch, target in _wanted(rows):
         try:
-            row = importlib.import_module(f"pallas_kernels.{op}.report").row(target, spec, batch)
+            row = _report(op).row(target, spec, batch)
         except (RuntimeError, ValueError) as error:
             failed.append(f"{op} {spec} {batch} {target} does not compile: {str(error).partition(chr(10))[0]}")
             print(failed[-1], flush=True)
@@ -77,19 +77,21 @@ def main(_: list[str]) -> None:
         raise SystemExit("\n".join(failed))
 
 
+def _report(op: str) -> KernelReport:
+    return importlib.import_module(f"pallas_kernels.{op}.report").REPORT
+
+
 def _wanted(rows: dict[tuple, Row]) -> Iterator[tuple[str, str, str, str]]:
     """(op, spec, batch, target) of what is to be compiled."""
     for target in EVERY_KIND if TARGETS.value == ["all"] else TARGETS.value:
-        kind = KINDS[target.partition(":")[0]]
+        kind, backend = KINDS[target.partition(":")[0]], backend_of(target)
         for op in ALL_OPS if OPS.value == ["all"] else OPS.value:
-            specs = {spec.name: spec for spec in importlib.import_module(f"pallas_kernels.{op}.arg_specs").SPECS}
+            specs = {spec.name: spec for spec in _report(op).shapes}
             if unknown := set(SPECS.value or ()) - set(specs):
                 raise app.UsageError(f"{op} has no shape {sorted(unknown)}; its shapes are {', '.join(specs)}.")
             for name in SPECS.value or specs:
-                further = getattr(importlib.import_module(f"pallas_kernels.{op}.report"), "further_batches", None)
-                batches = (*BATCHES, *(further(specs[name], kind.platform) if further else ()))
-                code = code_digest(op, "tpu" if kind.platform == "tpu" else "gpu", specs[name])
-                for batch in batches:
+                code = code_digest(op, backend, specs[name])
+                for batch in _report(op).batches(specs[name], backend):
                     found = rows.get((op, name, batch, kind.name))
                     if not (MISSING.value and found and found.code == code):
                         yield op, name, batch, target

@@ -8,7 +8,7 @@ from typing import Any
 
 FOLDER = Path(__file__).parents[1]
 OTHERS = {"tpu": "gpu", "gpu": "tpu"}
-NOT_COMPILED = ("reference", "cpu", "native", "bench", "arg_specs", "report", "pool_report", "product_report")
+NOT_COMPILED = ("reference", "cpu", "native", "bench", "arg_specs", "report", "kernel_report", "sources")
 """Files of an operation that no kernel for an accelerator is made of; shapes count one by one."""
 
 

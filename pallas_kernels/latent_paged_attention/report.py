@@ -1,6 +1,6 @@
 """Rows of the kernel report: real shapes, compiled for a target that is not here."""
 
-from pallas_kernels.common.pool_report import PoolReport
+from pallas_kernels.common.kernel_report import attention_report
 from pallas_kernels.latent_paged_attention.ahead_of_time import DECODE, PREFILL, Batch, compile_layers
 from pallas_kernels.latent_paged_attention.arg_specs import SPECS, ArgSpec
 from pallas_kernels.latent_paged_attention.blocks import gpu_blocks, tpu_blocks
@@ -17,4 +17,4 @@ def _planned(spec: ArgSpec, backend: str, lens: list[tuple[int, int]], _: Batch)
 
 
 _BATCHES = {"decode": DECODE, "prefill": PREFILL}
-row = PoolReport("latent_paged_attention", SPECS, _BATCHES, compile_layers, _planned, fewest).row
+REPORT = attention_report("latent_paged_attention", SPECS, _BATCHES, compile_layers, _planned, fewest)

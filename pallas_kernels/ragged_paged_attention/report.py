@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from pallas_kernels.common.pool_report import PoolReport
+from pallas_kernels.common.kernel_report import attention_report
 from pallas_kernels.ragged_paged_attention.ahead_of_time import DECODE, MOSAIC, PREFILL, Batch, compile_layers
 from pallas_kernels.ragged_paged_attention.arg_specs import SPECS, ArgSpec
 from pallas_kernels.ragged_paged_attention.bench import shape_of
@@ -19,12 +19,12 @@ def _planned(spec: ArgSpec, backend: str, lens: list[tuple[int, int]], batch: Ba
     return gpu_cost(spec, lens, blocks), blocks.shared_bytes(shape)
 
 
-def further_batches(spec: ArgSpec, platform: str) -> tuple[str, ...]:
-    """What there are rows of beside decode and prefill: on GPU prefill by Mosaic GPU, of shapes that it takes."""
-    taken = platform == "cuda" and spec.shards == 1 and MOSAIC.refusal(shape_of(spec, "gpu")) is None
+def _by_mosaic(spec: ArgSpec, backend: str) -> tuple[str, ...]:
+    """On GPU there are rows of prefill by Mosaic GPU, too, of shapes that it takes."""
+    taken = backend == "gpu" and spec.shards == 1 and MOSAIC.refusal(shape_of(spec, "gpu")) is None
     return (BY_MOSAIC,) if taken else ()
 
 
 BY_MOSAIC = "prefill, Mosaic GPU"
 _BATCHES = {"decode": DECODE, "prefill": PREFILL, BY_MOSAIC: replace(PREFILL, blocks=MOSAIC)}
-row = PoolReport("ragged_paged_attention", SPECS, _BATCHES, compile_layers, _planned, fewest).row
+REPORT = attention_report("ragged_paged_attention", SPECS, _BATCHES, compile_layers, _planned, fewest, _by_mosaic)

@@ -17,7 +17,7 @@ def compiled_row(pytestconfig) -> Callable[[str, str, str, str], Row]:
     """compiled_row(op, target, name of a shape, batch): what the kernel report says; kept in the folder of --rows."""
 
     def make(op: str, *case: str) -> Row:
-        row = importlib.import_module(f"pallas_kernels.{op}.report").row(*case)
+        row = importlib.import_module(f"pallas_kernels.{op}.report").REPORT.row(*case)
         if folder := pytestconfig.getoption("--rows"):
             folder.mkdir(parents=True, exist_ok=True)
             (folder / f"{'_'.join(row.key)}.json").write_text(json.dumps([asdict(row)]))

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from pallas_kernels.common import sources
+from pallas_kernels.common.kernel_report import backend_of
 from pallas_kernels.common.report import Cost, Row, table
 from pallas_kernels.common.sources import code_digest
 from sharding.topologies import KINDS
@@ -58,13 +59,12 @@ def test_a_digest_changes_with_code_and_not_with_comments_or_types(tmp_path, mon
 
 @pytest.mark.parametrize("op", [*TEMPORARIES, "grouped_matmul", "quantised_matmul"])
 def test_the_written_table_holds_every_shape_for_every_target(written, op):
-    specs = importlib.import_module(f"pallas_kernels.{op}.arg_specs").SPECS
-    further = getattr(importlib.import_module(f"pallas_kernels.{op}.report"), "further_batches", lambda *_: ())
+    report = importlib.import_module(f"pallas_kernels.{op}.report").REPORT
     wanted = {
         (op, spec.name, batch, kind.name)
-        for spec in specs
+        for spec in report.shapes
         for kind in KINDS.values()
-        for batch in ("decode", "prefill", *further(spec, kind.platform))
+        for batch in report.batches(spec, backend_of(kind.name))
     }
     assert {row.key for row in written if row.op == op} == wanted
 

@@ -13,7 +13,7 @@ from pallas_kernels.ragged_paged_attention import bench, gpu, gpu_hopper
 from pallas_kernels.ragged_paged_attention.ahead_of_time import MOSAIC, PREFILL, compile_layers
 from pallas_kernels.ragged_paged_attention.arg_specs import SPECS, ArgSpec
 from pallas_kernels.ragged_paged_attention.blocks import GpuBlocks, Shape
-from pallas_kernels.ragged_paged_attention.report import BY_MOSAIC, further_batches
+from pallas_kernels.ragged_paged_attention.report import BY_MOSAIC, REPORT
 from sharding.topologies import topology
 
 from . import naive
@@ -136,7 +136,7 @@ def test_a_search_tries_mosaic_for_shapes_that_it_takes(name):
 
 @pytest.mark.aot
 @pytest.mark.parametrize("target", ["h100:8", "h200:8"])
-@pytest.mark.parametrize("name", [spec.name for spec in SPECS if further_batches(spec, "cuda")])
+@pytest.mark.parametrize("name", [spec.name for spec in SPECS if REPORT.further(spec, "gpu")])
 def test_compiles_with_temporaries_below_two_percent_of_the_pool(compiled_row, name, target):
     row = compiled_row("ragged_paged_attention", target, name, BY_MOSAIC)  # a copy of the pool raises
     assert 0 < row.temp_bytes < 0.02 * row.pool_bytes
