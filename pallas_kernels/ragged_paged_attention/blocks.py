@@ -136,14 +136,17 @@ def tpu_blocks(shape: Shape, table_width: int, longest: int) -> TpuBlocks:
 
 
 def gpu_blocks(shape: Shape) -> GpuBlocks:
-    """Measured blocks, else 64 keys by 128 rows, 32 by 32 where rows are long or dots are float32.
+    """Measured blocks, else `usual_gpu_blocks`."""
+    measured = shape.measured("gpu")
+    return GpuBlocks(**measured) if measured else usual_gpu_blocks(shape)
+
+
+def usual_gpu_blocks(shape: Shape) -> GpuBlocks:
+    """For Triton 64 keys by 128 rows, 32 by 32 where rows are long or dots are float32.
 
     Keys and values are read once a program of prefill, so its rows are what saves bandwidth; 8 warps hold 128 rows
     of 128 float32 sums in 64 registers a thread.
     """
-    measured = shape.measured("gpu")
-    if measured:
-        return GpuBlocks(**measured)
     if shape.dim > 128 or shape.pool_dtype == "float32":
         return GpuBlocks(keys=32, rows=32, warps=4, stages=2)
     return GpuBlocks(keys=64, rows=128, warps=8, stages=2)

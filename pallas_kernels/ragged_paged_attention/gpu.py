@@ -13,7 +13,7 @@ from pallas_kernels.common.quantised_pool import write_scales
 from pallas_kernels.common.slot_shard import SlotShard, log_sum, whole_pages
 from pallas_kernels.common.token_places import token_places
 from pallas_kernels.common.varying import result_like, vary_together
-from pallas_kernels.ragged_paged_attention.blocks import GpuBlocks, Shape, gpu_blocks
+from pallas_kernels.ragged_paged_attention.blocks import GpuBlocks, Shape, gpu_blocks, usual_gpu_blocks
 from pallas_kernels.ragged_paged_attention.gpu_kernel import LOWEST, Plan, attend_kernel, write_kernel
 from pallas_kernels.ragged_paged_attention.items import work_items
 from pallas_kernels.ragged_paged_attention.values import interleave, interleave_quantised
@@ -69,7 +69,7 @@ def ragged_paged_attention(
 
     Raises:
       UnsupportedError: `blocks` do not fit. Where they were tuned for Mosaic GPU's prefill and only this cannot run the
-        arguments, Triton's does.
+        arguments, Triton's does, with blocks of its own.
     """
     tokens, heads, dim = q.shape
     group = heads // k.shape[1]
@@ -82,7 +82,7 @@ def ragged_paged_attention(
     if mosaic and (reason := gpu_hopper.refusal(q, group, longest, slots, interpret)):
         if asked:
             raise UnsupportedError(f"ragged_paged_attention: {reason}")
-        mosaic = False
+        mosaic, blocks = False, usual_gpu_blocks(shape)
     shard = slots or whole_pages()
     plan = Plan(
         block_q=1,

@@ -73,9 +73,9 @@ def test_more_outputs_and_pools_match_dense_attention(name):
     check(*MORE_CASES[name])
 
 
-def primitives(dtype="bfloat16", max_q_len=None, sizes=None, interpret=False, heads=8):
+def primitives(dtype="bfloat16", max_q_len=None, sizes=None, interpret=False, heads=8, dim=64):
     """Which kernels a call has, as its jaxpr names them."""
-    spec = ArgSpec("any", 1, heads, 2, 64, pool_dtype=dtype)
+    spec = ArgSpec("any", 1, heads, 2, dim, pool_dtype=dtype)
     q, *rest = spec.abstract("gpu", 4, 64, 8)
     options = dict.fromkeys(("window", "chunk", "soft_cap", "sinks", "k_scale", "v_scale")) | {"scale": 0.1}
 
@@ -103,6 +103,13 @@ def test_a_measured_choice_that_cannot_run_leaves_prefill_to_triton(tuned_for_mo
     assert "mpmd_map" not in primitives(max_q_len=16)
     monkeypatch.delattr(plgpu, "InterpretGPUParams")
     assert "mpmd_map" not in primitives()
+
+
+def test_triton_then_takes_blocks_of_its_own(tuned_for_mosaic, monkeypatch):
+    """128 rows of 256 lanes do not fit its shared memory, nor its registers."""
+    instead = primitives(max_q_len=16, dim=256)
+    monkeypatch.setattr(Shape, "measured", lambda *_: None)
+    assert instead == primitives(max_q_len=16, dim=256)
 
 
 @pytest.mark.parametrize(
