@@ -14,7 +14,7 @@ code and shape are not made again. The compile tests leave their rows in a folde
 
 import importlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -52,6 +52,10 @@ Prefill by Mosaic GPU is a second kernel for the shapes that it takes; `tuning/g
 
 
 def main(_: list[str]) -> None:
+    _check("ops", OPS.value, ALL_OPS)
+    _check("targets", [target.partition(":")[0] for target in TARGETS.value], KINDS)
+    if missing := [name for name in MERGE.value if not Path(name).exists()]:
+        raise app.UsageError(f"--merge: there is no {', '.join(missing)}.")
     data, document = Path(f"{OUTPUT.value}.json"), Path(f"{OUTPUT.value}.md")
     others = [
         path for given in map(Path, MERGE.value) for path in (given.glob("*.json") if given.is_dir() else [given])
@@ -75,6 +79,11 @@ def main(_: list[str]) -> None:
             _write(data, document, rows)
     if failed:
         raise SystemExit("\n".join(failed))
+
+
+def _check(flag: str, given: list[str], known: Iterable[str]) -> None:
+    if unknown := set(given) - {*known, "all"}:
+        raise app.UsageError(f"--{flag}: {', '.join(sorted(unknown))} is not known; use all, or of {', '.join(known)}.")
 
 
 def _report(op: str) -> KernelReport:
