@@ -2,7 +2,6 @@
 
 import fcntl
 import json
-import os
 import re
 import signal
 import subprocess
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import GOLDEN
+from tests.environment import environment
 from trillion_infer import ConfigError, SamplingParams
 from trillion_infer.batch import BatchJob, open_rows
 from trillion_infer.batch.source import find_files
@@ -138,8 +138,7 @@ def test_a_killed_run_goes_on_where_it_was(llm, tmp_path):
     command = [sys.executable, "scripts/batch.py", f"--model={GOLDEN / 'tiny' / 'smollm2'}", f"--input={source}"]
     command += [f"--output={output}", "--dtype=float32", "--max_running=2", "--kv_memory=16000000", "--noprecompile"]
     command += ["--in_flight=3", "--temperature=0"]
-    env = {**os.environ, "JAX_PLATFORMS": "cpu"}
-    process = subprocess.Popen(command, env=env, stderr=subprocess.PIPE)
+    process = subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE)
     deadline = time.monotonic() + 400
     while not (output.exists() and output.stat().st_size) and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -147,7 +146,7 @@ def test_a_killed_run_goes_on_where_it_was(llm, tmp_path):
     _, told = process.communicate()
     before = output.read_bytes()
     assert 0 < before.count(b"\n") < len(rows), told
-    ended = subprocess.run(command, env=env, capture_output=True, timeout=600)
+    ended = subprocess.run(command, env=environment(), capture_output=True, timeout=600)
     assert ended.returncode == 0, ended.stderr
     text = output.read_bytes()
     assert text.startswith(before[: before.rindex(b"\n") + 1])
@@ -161,7 +160,7 @@ def test_without_grain_the_script_says_what_brings_it(tmp_path):
     source = write_jsonl(tmp_path / "in.jsonl", ROWS[:1])
     code = "import runpy, sys; sys.modules['grain'] = None; runpy.run_path('scripts/batch.py', run_name='__main__')"
     command = [sys.executable, "-c", code, f"--model={GOLDEN}", f"--input={source}", f"--output={tmp_path / 'out'}"]
-    ended = subprocess.run(command, env={**os.environ, "JAX_PLATFORMS": "cpu"}, capture_output=True, text=True)
+    ended = subprocess.run(command, env=environment(), capture_output=True, text=True)
     assert ended.returncode == 2
     told = r"error: grain is not installed; pip install 'trillion-infer\[(batch|train)\]'\.\n"  # both bring it
     assert re.fullmatch(told, ended.stderr)

@@ -1,18 +1,15 @@
 """Costs of a step by the model's numbers, and the GPU benchmark as a user runs it, on tiny models."""
 
 import json
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from configs.qwen3_30b_a3b_v5e_8 import HF_CONFIG as QWEN3
+from tests.environment import ROOT, environment
 from trillion_infer.benchmark.roofline import LLAMA3_8B, Costs
 from trillion_infer.models import read_family
-
-ROOT = Path(__file__).parents[2]
 
 
 def costs(config) -> Costs:
@@ -50,8 +47,7 @@ def test_context_costs_its_kv():
 
 def test_the_gpu_script_runs_on_tiny_models():
     command = [sys.executable, str(ROOT / "benchmarks" / "gpu.py"), "--tiny", "--models=qwen3_30b_a3b", "--bundle="]
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment(), check=False)
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert [(line["running"], line["context"]) for line in lines] == [(1, 16), (2, 16)]

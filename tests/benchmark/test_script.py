@@ -1,15 +1,14 @@
 """scripts/benchmark.py as a user runs it, on a tiny model with tiny workloads."""
 
 import json
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 import jsonschema
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.environment import ROOT, environment
+
 MODEL = ROOT / "tests" / "oracle" / "golden" / "tiny" / "smollm2"
 SCHEMA = {
     "type": "object",
@@ -27,9 +26,8 @@ SCHEMA = {
 
 
 def benchmark(*flags: str) -> subprocess.CompletedProcess:
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
     command = [sys.executable, str(ROOT / "scripts" / "benchmark.py"), f"--model={MODEL}", *flags]
-    return subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment(), check=False)
 
 
 def tiny(*flags: str) -> subprocess.CompletedProcess:

@@ -8,10 +8,6 @@ import json
 import os
 import sys
 
-if __name__ == "__main__":  # before jax is imported; tests import the names below
-    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
-    os.environ["JAX_PLATFORMS"] = "cpu"
-
 from trillion_infer import LLM, SamplingParams
 from trillion_infer.distributed.start import start_processes
 

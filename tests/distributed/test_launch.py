@@ -1,17 +1,15 @@
 """generate.py on two hosts, started by hand and by the pod's launcher, writes what it writes on one."""
 
 import json
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from tests.conftest import GOLDEN
+from tests.environment import ROOT, environment
 from trillion_infer.testing.ports import free_port
 
-ROOT = Path(__file__).parents[2]
 PROMPTS = [[5, 9, 11], [7] * 20, [100]]
 
 
@@ -19,8 +17,6 @@ def run(count: int, launcher: list[str], arguments: list[str]) -> list[tuple[int
     """Status and standard error of each of `count` processes with two devices."""
     port = free_port()
     flags = [f"--coordinator=127.0.0.1:{port}", f"--num_processes={count}"] if count > 1 else []
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
-    env["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={2 // count}"
     started = []
     for rank in range(count):
         own = [*flags, f"--process_id={rank}"] if count > 1 else []
@@ -29,7 +25,7 @@ def run(count: int, launcher: list[str], arguments: list[str]) -> list[tuple[int
             subprocess.Popen(
                 [sys.executable, *command, *arguments],
                 cwd=ROOT,
-                env=env,
+                env=environment(2 // count),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 text=True,

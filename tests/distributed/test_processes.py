@@ -1,7 +1,6 @@
 """Two real processes with four devices each: the tokens of one device, and a clear end when one of them is lost."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -13,10 +12,10 @@ import pytest
 from tests.conftest import GOLDEN
 from tests.distributed.group_process import GREEDY, OPTIONS, PROMPTS
 from tests.engine.helpers import tokens_of
+from tests.environment import environment
 from trillion_infer.testing.ports import free_port
 
 SCRIPT = Path(__file__).with_name("group_process.py")
-ROOT = Path(__file__).parents[2]
 
 
 class Pair:
@@ -30,7 +29,7 @@ class Pair:
             self.processes.append(
                 subprocess.Popen(
                     command + ([keys[rank]] if keys else []),
-                    env={**os.environ, "PYTHONPATH": str(ROOT), **env},
+                    env=environment(4, **env),
                     stdout=(folder / f"out{rank}").open("w"),
                     stderr=(folder / f"err{rank}").open("w"),
                 )

@@ -1,11 +1,12 @@
 """notebooks/quickstart.ipynb, run whole on four virtual CPU devices with real weights."""
 
-import os
 from pathlib import Path
 
 import nbformat
 import pytest
 from nbclient import NotebookClient
+
+from tests.environment import environment
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "quickstart.ipynb"
 DEVICES = 4
@@ -15,9 +16,7 @@ DEVICES = 4
 def cells(smollm2_path):
     """Code cells after the run; the model has been fetched."""
     book = nbformat.read(NOTEBOOK, as_version=4)
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
-    environment["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={DEVICES}"
-    NotebookClient(book, timeout=900, kernel_name="python3").execute(env=environment)
+    NotebookClient(book, timeout=900, kernel_name="python3").execute(env=environment(DEVICES))
     return [cell for cell in book.cells if cell.cell_type == "code"]
 
 

@@ -16,8 +16,8 @@ import httpx
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from tests.conftest import GOLDEN
+from tests.environment import ROOT, environment
 
-ROOT = Path(__file__).parents[2]
 KEY = "the key of the workers of a test"
 ADMIN = {"authorization": "Bearer admin-key-of-tests"}
 START_S = 600.0
@@ -46,11 +46,10 @@ class Process:
     lines: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        environment = {**os.environ, "XLA_FLAGS": "", "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
         self.child = subprocess.Popen(
             [sys.executable, *self.command],
             cwd=ROOT,
-            env=environment,
+            env=environment(),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -1,20 +1,18 @@
 """scripts/serve.py as users start it, with SmolLM2."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import httpx
 import openai
 import pytest
 
+from tests.environment import ROOT, environment
 from trillion_infer.testing.ports import free_port
 
-ROOT = Path(__file__).parents[2]
 CAPITAL = [{"role": "user", "content": "What is the capital of France?"}]
 
 
@@ -32,8 +30,7 @@ def process_and_url(smollm2_path):
         "kv_memory": 100e6,
     }
     command = [sys.executable, "scripts/serve.py", *(f"--{name}={value}" for name, value in flags.items())]
-    environment = {**os.environ, "XLA_FLAGS": "", "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(command, cwd=ROOT, env=environment)
+    process = subprocess.Popen(command, cwd=ROOT, env=environment())
     url = f"http://127.0.0.1:{port}"
     try:
         while not _answers(url):

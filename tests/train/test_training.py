@@ -34,7 +34,7 @@ def prompts(count: int = 24) -> list[dict]:
 
 @pytest.fixture(scope="module")
 def target(make_llm):
-    return make_llm("llama_deep", page_size=8, prefill_chunk=32)
+    return make_llm("llama_deep", page_size=8, prefill_chunk=32, precompile=False)
 
 
 @pytest.fixture(scope="module")
@@ -202,7 +202,7 @@ from trillion_infer.train.answers import regenerate
 from trillion_infer.train.trainer import Trainer
 from pathlib import Path
 folder = Path(sys.argv[1])
-llm = LLM(TARGET, dtype="float32", max_running=8, kv_memory=16 * 2**20, page_size=8, prefill_chunk=32)
+llm = LLM(TARGET, dtype="float32", max_running=8, kv_memory=16 * 2**20, page_size=8, prefill_chunk=32, precompile=False)
 params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
 examples = regenerate(llm, prompts(), params, folder / "answers.jsonl")
 Trainer(llm, str(TARGET), examples, CONFIG, folder).run(lambda row: print(row["step"], flush=True))

@@ -4,11 +4,7 @@ Prints one line of JSON: bytes read by this process, and whether its shards hold
 """
 
 import json
-import os
 import sys
-
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
-os.environ["JAX_PLATFORMS"] = "cpu"
 
 import jax
 import numpy as np

@@ -1,10 +1,8 @@
 """A checkpoint in final layout restores what was saved, on another mesh too, and says what does not fit."""
 
 import json
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -12,13 +10,13 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pallas_kernels.quantised_matmul import QuantisedTensor
+from tests.environment import ROOT, environment
 from trillion_infer import SamplingParams
 from trillion_infer.core.errors import ModelLoadError
 from trillion_infer.testing.checkpoints import write_hf_directory
 from trillion_infer.weights import ParamSpec, Source, load_params, open_checkpoint
 from trillion_infer.weights.orbax import save_final_layout
 
-ROOT = Path(__file__).parents[2]
 TINY = ROOT / "tests" / "oracle" / "golden" / "tiny"
 EXPERT = "language_model.model.layers.1.mlp.experts.{}.down_proj.weight"
 SPECS = {
@@ -108,9 +106,8 @@ def test_nothing_is_overwritten(saved, tmp_path):
 
 
 def convert(*flags: str) -> subprocess.CompletedProcess:
-    env = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, str(ROOT / "scripts" / "convert.py"), *flags]
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
+    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=600)
 
 
 @pytest.mark.parametrize("name", ["kimi_k25", "deepseek_v3_fp8", "gpt_oss_mxfp4"])

@@ -1,13 +1,13 @@
 """Processes of one program each read only the tensors of their own shards."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 
+from tests.environment import environment
 from trillion_infer.testing.checkpoints import write_hf_directory
 from trillion_infer.testing.ports import free_port
 
@@ -17,10 +17,12 @@ def test_two_processes_read_half_each(tmp_path):
     write_hf_directory(tmp_path, tensors, {}, shards=2)
     port = free_port()
     script = Path(__file__).with_name("load_process.py")
-    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     running = [
         subprocess.Popen(
-            [sys.executable, script, str(rank), str(port), tmp_path], env=env, stdout=subprocess.PIPE, text=True
+            [sys.executable, script, str(rank), str(port), tmp_path],
+            env=environment(2),
+            stdout=subprocess.PIPE,
+            text=True,
         )
         for rank in range(2)
     ]

@@ -1,9 +1,10 @@
-import os
 import subprocess
 import sys
 import textwrap
 
 import pytest
+
+from tests.environment import environment
 
 
 @pytest.fixture
@@ -11,9 +12,8 @@ def run_python():
     """Runs source in a process of its own with eight CPU devices; returns what it prints."""
 
     def run(source: str) -> str:
-        environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
         command = [sys.executable, "-c", textwrap.dedent(source)]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+        done = subprocess.run(command, env=environment(8), capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
