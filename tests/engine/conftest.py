@@ -10,14 +10,18 @@ from tests.engine.helpers import check_idle
 from tests.engine.mixed_requests import MixedRequests, mixed_requests
 from tests.engine.test_equalities import SMALL
 
+NO_SHARE = "two devices cannot share pages of 8 latents, and blocks are found by pages of one size"
 EIGHT_BITS = "in eight bits the KV heads of these models do not fill a TPU's words, nor their latents its lanes"
 CANNOT_BE_INTERPRETED = (
     ("test_interpret.py", "", "names its kernels itself"),
     ("test_smollm2.py", "", "real weights take minutes a test"),
     ("test_pallas_kernels_that_cannot_run_here_are_refused", "", "interpreted, they can run here"),
-    ("test_no_step_copies_a_pool", "", "it reads XLA's program and the native one; tests/plan reads the kernels'"),
+    ("_copies_a_pool", "", "it reads XLA's program and the native one; tests/plan reads the kernels'"),
     ("test_quantised_kv.py", "tpu", EIGHT_BITS),
     ("test_kv_is_converted_", "tpu", EIGHT_BITS),
+    ("_another_mesh[deepseek_v3", "tpu", NO_SHARE),
+    ("test_another_mesh_finds_what_one_device_stored[deepseek_v3", "tpu", NO_SHARE),
+    ("whatever_their_mesh[deepseek_v3", "tpu", NO_SHARE),
 )
 """With --kernels: part of a test's name, whose kernels (of any: ""), and why it cannot run on them."""
 

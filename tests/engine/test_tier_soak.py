@@ -43,7 +43,7 @@ def tenant_comes_and_goes(llm, prompt: list[int], tenant: str) -> None:
 @pytest.mark.slow
 def test_everything_on_for_a_long_time_leaks_nothing_k10(make_llm, tmp_path):
     talk = Conversations(make_llm, "smollm2")
-    session = -(-LONGEST // 8) * sum(layout.page_bytes for layout in talk._cold.blueprint.layouts)
+    session = -(-LONGEST // 8) * talk.block_bytes
     master = Master("--default_kv_lease_ttl=100") if master_program() else None
     store = master.url(segment=32 << 20) if master else f"file://{tmp_path}/store?bytes={20 * session}"
     llm = talk.llm(host_kv=3 * session, disk_kv=f"{tmp_path}:{6 * session}", store=store, keep_alive=0.2)

@@ -35,6 +35,7 @@ class Conversations:
         """bundles: a folder by which engines of the same shape share their compiled programs."""
         self.name, self._make, self._bundles = name, make_llm, str(bundles)
         self._cold = make_llm(name, **SMALL, prefix_caching=False)
+        self.block_bytes = sum(layout.page_bytes for layout in self._cold.blueprint.layouts)
         self._whole = prompts_of(11, [LONGEST] * SESSIONS)
         self._answers: dict[tuple[int, int], list[int]] = {}
 
@@ -175,7 +176,7 @@ def test_another_mesh_finds_what_one_device_stored(talk, tmp_path, mesh):
 @pytest.mark.parametrize("count", [60, pytest.param(500, marks=pytest.mark.slow)])
 def test_random_turns_past_full_tiers_k10(talk, tmp_path, count):
     """Host and disk hold a few sessions each, so that every tier gives up blocks all the time."""
-    session = -(-LONGEST // 8) * sum(layout.page_bytes for layout in talk._cold.blueprint.layouts)
+    session = -(-LONGEST // 8) * talk.block_bytes
     llm = talk.llm(host_kv=3 * session, disk_kv=f"{tmp_path}:{6 * session}")
     rng = random.Random(5)
     turns = [0] * SESSIONS
@@ -265,7 +266,7 @@ def test_a_session_comes_back_after_a_restart_on_another_mesh(talk, tmp_path):
 
 
 def test_tenants_share_nothing_and_leave_nothing_in_any_tier(dense, tmp_path):
-    llm = dense.llm(host_kv=2e4, disk_kv=f"{tmp_path}:1e9")
+    llm = dense.llm(host_kv=4 * dense.block_bytes, disk_kv=f"{tmp_path}:1e9")
     prompts = [dense.prompt(session) for session in range(6)]
 
     def found(*tenants: str) -> list[int]:
