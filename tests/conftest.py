@@ -57,7 +57,7 @@ def make_llm(pytestconfig) -> Iterator[Callable]:
     from trillion_infer import LLM, ConfigError
 
     kept, patch = {}, pytest.MonkeyPatch()
-    usual = {"dtype": "float32", "max_running": 4, "kv_memory": 16 * 2**20, "bundle": ""}
+    usual = {"dtype": "float32", "max_running": 8, "kv_memory": 16 * 2**20, "bundle": ""}
     if platform := pytestconfig.getoption("--kernels"):
         usual |= {"attention": platform, "interpret": True}
         patch.setattr("trillion_infer.engine.build.make_buckets", few_buckets)

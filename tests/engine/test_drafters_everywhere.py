@@ -42,7 +42,7 @@ def requests() -> tuple[list[list[int]], list[SamplingParams]]:
 def answers(llm: LLM, grammar: bool) -> list[tuple[list[int], str | None]]:
     prompts, params = requests()
     if not grammar:
-        return [(o.outputs[0].token_ids, o.outputs[0].finish_reason) for o in in_batches(llm, prompts, params, 4)]
+        return [(o.outputs[0].token_ids, o.outputs[0].finish_reason) for o in in_batches(llm, prompts, params)]
     found = []
     compiler = GrammarCompiler(Ascii())
     for number, prompt in enumerate(prompts):

@@ -88,9 +88,9 @@ def test_model_drafts_equal_plain_and_compile_nothing(make_llm, drafting, name, 
     on_mesh = {"mesh": mesh} if mesh else {}
     plain, llm = make_llm(name, **SMALL), drafting(name, speculate, **on_mesh)
     requests = mixed(200)
-    expected = in_batches(plain, *requests, size=4)
+    expected = in_batches(plain, *requests)
     compiled = llm.stats()["compilations"]
-    assert_equal(in_batches(llm, *requests, size=4), expected)
+    assert_equal(in_batches(llm, *requests), expected)
     assert llm.stats()["compilations"] == compiled
     drafts = {key: value for key, value in llm.stats().items() if key.endswith(".drafts")}
     assert sum(drafts.values()) > 100

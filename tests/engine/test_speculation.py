@@ -38,7 +38,7 @@ class Ascii:
         return list(text.encode("ascii"))
 
 
-SMALL = {"page_size": 8, "prefill_chunk": 32}
+SMALL = {"page_size": 8, "prefill_chunk": 32, "max_running": 4}
 MODELS = ["smollm2", "deepseek_v3"]
 EACH = [(name, drafters, None) for name in MODELS for drafters in ("ngram", "suffix")]
 EACH.append(("gemma3_text", "ngram", None))  # layers that keep a window only: rejected drafts move it back
@@ -89,8 +89,9 @@ def mixed(count: int, seed: int = 0) -> tuple[list[list[int]], list[SamplingPara
     return [repetitive(rng) for _ in range(count)], params
 
 
-def in_batches(llm: LLM, prompts: list, params: list[SamplingParams], size: int = 8) -> list[RequestOutput]:
+def in_batches(llm: LLM, prompts: list, params: list[SamplingParams]) -> list[RequestOutput]:
     """As many as run at once: drafts are not tried while prompts wait."""
+    size = SMALL["max_running"]
     parts = [slice(i, i + size) for i in range(0, len(prompts), size)]
     return [output for part in parts for output in llm.generate(prompts[part], params[part])]
 
