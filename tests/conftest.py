@@ -111,7 +111,8 @@ AOT_SAMPLE = 4
 """Ahead-of-time compiles a test file keeps in an ordinary run, evenly spread over its matrix; --aot=all runs all."""
 
 MATRIX_SAMPLE = 2
-"""Parameters a test marked `matrix` keeps in an ordinary run, each of which builds engines; --matrix=all runs all."""
+"""Parameters a test marked `matrix` keeps in an ordinary run, each of which builds engines; --matrix=all runs all. A
+test marked `matrix(1)`, whose engines take long to compile, keeps the first."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -123,23 +124,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Thins out matrices that take most of an hour as a whole."""
-    by_file: dict[object, list[pytest.Item]] = {}
-    by_test: dict[object, list[pytest.Item]] = {}
+    groups: dict[tuple[object, int], list[pytest.Item]] = {}
     for item in items:
         if config.getoption("--aot") == "sample" and item.get_closest_marker("aot"):
-            by_file.setdefault(item.path, []).append(item)
-        elif config.getoption("--matrix") == "sample" and item.get_closest_marker("matrix"):
-            by_test.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    dropped = set(_beyond(by_file, AOT_SAMPLE)) | set(_beyond(by_test, MATRIX_SAMPLE))
+            groups.setdefault((item.path, AOT_SAMPLE), []).append(item)
+        elif config.getoption("--matrix") == "sample" and (matrix := item.get_closest_marker("matrix")):
+            most = matrix.args[0] if matrix.args else MATRIX_SAMPLE
+            groups.setdefault((item.nodeid.partition("[")[0], most), []).append(item)
+    dropped = set(_beyond(groups))
     if dropped:
         config.hook.pytest_deselected(items=list(dropped))
         items[:] = [item for item in items if item not in dropped]
 
 
-def _beyond(groups: dict[object, list[pytest.Item]], most: int) -> list[pytest.Item]:
-    """What a spread sample of `most` of each group leaves out."""
+def _beyond(groups: dict[tuple[object, int], list[pytest.Item]]) -> list[pytest.Item]:
+    """What a spread sample of each group leaves out; a group's key ends with how many it keeps at most."""
     left = []
-    for group in groups.values():
+    for (_, most), group in groups.items():
         stride = max(1, -(-len(group) // most))
         left += [item for place, item in enumerate(group) if place % stride]
     return left

@@ -1,6 +1,7 @@
 """Properties that hold for every format and every way of cutting the stream."""
 
 import json
+import re
 
 import pytest
 from hypothesis import given, settings
@@ -84,7 +85,7 @@ def check(message, reasoning, content, made):
 
 @pytest.mark.parametrize("format", FORMATS)
 @given(data=st.data(), sizes=st.lists(st.integers(0, 9), max_size=60))
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_a_written_message_is_read_back_from_any_cutting_of_its_text(format, data, sizes):
     reasoning, content, made = data.draw(messages(format))
     text = render(format, reasoning, content, made)
@@ -94,7 +95,7 @@ def test_a_written_message_is_read_back_from_any_cutting_of_its_text(format, dat
 
 @pytest.mark.parametrize("format", FORMATS)
 @given(data=st.data(), sizes=st.lists(st.integers(0, 9), max_size=60))
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_a_written_message_is_read_back_from_any_cutting_of_its_tokens(marker_tokenizer, format, data, sizes):
     reasoning, content, made = data.draw(messages(format))
     ids = marker_tokenizer.encode(render(format, reasoning, content, made)) + list(marker_tokenizer.eos_ids)
@@ -115,7 +116,7 @@ def debris(draw, format):
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("kind", ["text", "tokens"])
 @given(data=st.data(), sizes=st.lists(st.integers(0, 9), max_size=80))
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_any_output_is_read_alike_from_every_cutting(marker_tokenizer, format, kind, data, sizes):
     text = data.draw(debris(format))
     if kind == "text":
@@ -125,8 +126,10 @@ def test_any_output_is_read_alike_from_every_cutting(marker_tokenizer, format, k
         ids = marker_tokenizer.encode(text)
         whole = assemble(run_ids(parser(format, marker_tokenizer), [ids]))
         pieces = assemble(run_ids(parser(format, marker_tokenizer), cut(ids, sizes)))
-        leaked = [m for m in TOOL_FORMATS[format].markers if m in marker_tokenizer.added_tokens and m in whole.content]
-        assert not leaked
+        added = marker_tokenizer.added_tokens
+        spelled = re.sub("|".join(map(re.escape, added)), "", text)  # what is left of it may read like one
+        markers = [m for m in TOOL_FORMATS[format].markers if m in added and m not in spelled]
+        assert not [m for m in markers if m in whole.content]
     assert pieces == whole
     for call in whole.tool_calls:
         assert isinstance(json.loads(call.arguments), dict), call
@@ -135,7 +138,7 @@ def test_any_output_is_read_alike_from_every_cutting(marker_tokenizer, format, k
 
 @pytest.mark.parametrize("format", FORMATS)
 @given(data=st.data())
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_a_truncated_message_has_closed_json_and_no_invented_call(format, data):
     reasoning, content, made = data.draw(messages(format))
     text = render(format, reasoning, content, made)
