@@ -41,6 +41,7 @@ def mixed_requests(count: int, vocab: int) -> tuple[list[list[int]], list[Sampli
     return prompts, params
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("mesh", [None, "tensor=2", "data=2", "stage=2"])
 def test_200_mixed_requests_compile_nothing(make_llm, mesh):
     llm = make_llm("smollm2", page_size=8, prefill_chunk=16, **({"mesh": mesh} if mesh else {}))

@@ -82,6 +82,7 @@ CASES = [
 ]
 
 
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize(("name", "speculate", "mesh"), CASES)
 def test_model_drafts_equal_plain_and_compile_nothing(make_llm, drafting, name, speculate, mesh):
     """200 requests of every kind, greedy and drawn."""

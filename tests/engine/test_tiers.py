@@ -162,6 +162,7 @@ def test_blocks_hold_the_kv_of_a_model_that_drafts(make_llm, bundles, tmp_path, 
         equal_drafts(drafts[0], theirs)
 
 
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize("mesh", ["tensor=2", "data=2,tensor=2", "sequence=2,tensor=2"])
 def test_another_mesh_finds_what_one_device_stored(talk, tmp_path, mesh):
     llm = talk.llm(disk_kv=f"{tmp_path}:1e9")
