@@ -23,7 +23,7 @@ from absl import app, flags
 from pallas_kernels.common.kernel_report import KernelReport, backend_of
 from pallas_kernels.common.report import Row, table
 from pallas_kernels.common.sources import code_digest
-from sharding.topologies import EVERY_KIND, KINDS
+from sharding.topologies import EVERY_KIND, KINDS, topology
 
 ALL_OPS = ("ragged_paged_attention", "latent_paged_attention", "grouped_matmul", "quantised_matmul")
 
@@ -53,7 +53,7 @@ Prefill by Mosaic GPU is a second kernel for the shapes that it takes; `tuning/g
 
 def main(_: list[str]) -> None:
     _check("ops", OPS.value, ALL_OPS)
-    _check("targets", [target.partition(":")[0] for target in TARGETS.value], KINDS)
+    _check_targets()
     if missing := [name for name in MERGE.value if not Path(name).exists()]:
         raise app.UsageError(f"--merge: there is no {', '.join(missing)}.")
     data, document = Path(f"{OUTPUT.value}.json"), Path(f"{OUTPUT.value}.md")
@@ -84,6 +84,14 @@ def main(_: list[str]) -> None:
 def _check(flag: str, given: list[str], known: Iterable[str]) -> None:
     if unknown := set(given) - {*known, "all"}:
         raise app.UsageError(f"--{flag}: {', '.join(sorted(unknown))} is not known; use all, or of {', '.join(known)}.")
+
+
+def _check_targets() -> None:
+    for target in [] if TARGETS.value == ["all"] else TARGETS.value:
+        try:
+            topology(target)
+        except ValueError as error:
+            raise app.UsageError(f"--targets: {error}") from error
 
 
 def _report(op: str) -> KernelReport:
