@@ -14,7 +14,7 @@ code and shape are not made again. The compile tests leave their rows in a folde
 
 import importlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -52,10 +52,7 @@ Prefill by Mosaic GPU is a second kernel for the shapes that it takes; `tuning/g
 
 
 def main(_: list[str]) -> None:
-    _check("ops", OPS.value, ALL_OPS)
-    _check_targets()
-    if missing := [name for name in MERGE.value if not Path(name).exists()]:
-        raise app.UsageError(f"--merge: there is no {', '.join(missing)}.")
+    _check_flags()
     data, document = Path(f"{OUTPUT.value}.json"), Path(f"{OUTPUT.value}.md")
     others = [
         path for given in map(Path, MERGE.value) for path in (given.glob("*.json") if given.is_dir() else [given])
@@ -81,16 +78,17 @@ def main(_: list[str]) -> None:
         raise SystemExit("\n".join(failed))
 
 
-def _check(flag: str, given: list[str], known: Iterable[str]) -> None:
-    if unknown := set(given) - {*known, "all"}:
-        raise app.UsageError(f"--{flag}: {', '.join(sorted(unknown))} is not known; use all, or of {', '.join(known)}.")
-
-
-def _check_targets() -> None:
+def _check_flags() -> None:
+    """Raises UsageError for what is not there, before anything is compiled."""
+    if unknown := set(OPS.value) - {*ALL_OPS, "all"}:
+        known = ", ".join(ALL_OPS)
+        raise app.UsageError(f"--ops: {', '.join(sorted(unknown))} is not known; use all, or of {known}.")
+    if missing := [name for name in MERGE.value if not Path(name).exists()]:
+        raise app.UsageError(f"--merge: there is no {', '.join(missing)}.")
     for target in [] if TARGETS.value == ["all"] else TARGETS.value:
         try:
             topology(target)
-        except ValueError as error:
+        except (RuntimeError, ValueError) as error:
             raise app.UsageError(f"--targets: {error}") from error
 
 
