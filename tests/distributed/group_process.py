@@ -1,7 +1,8 @@
 """One process of an engine over several: python group_process.py RANK PORT MODEL MESH [KEY_FILE]
 
 The leader answers prompts, streams one, aborts one, answers again and prints a line of JSON; with ENDLESS=1 it goes on
-answering until it is stopped. OPTIONS_<rank>: keywords of LLM as JSON, which win.
+answering until it is stopped. OPTIONS_<rank>: keywords of LLM as JSON, which win. Its devices are those that
+`tests/environment.py` gave its environment.
 """
 
 import json

@@ -1,6 +1,7 @@
 """One of two processes that load a checkpoint together: python load_process.py RANK PORT FOLDER
 
-Prints one line of JSON: bytes read by this process, and whether its shards hold what the files hold.
+Prints one line of JSON: bytes read by this process, and whether its shards hold what the files hold. Its two devices
+are those that `tests/environment.py` gave its environment.
 """
 
 import json

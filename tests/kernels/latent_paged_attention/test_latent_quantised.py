@@ -11,16 +11,9 @@ import pytest
 from latent_cases import Batch, Case
 
 from pallas_kernels.common.quantised_pool import quantise
-from pallas_kernels.cpu_native import native
 from pallas_kernels.latent_paged_attention import latent_paged_attention
-from tests.kernels.interpreters import INTERPRET
+from tests.kernels.interpreters import BACKENDS, INTERPRET
 
-BACKENDS = [
-    "reference",
-    pytest.param("cpu", marks=pytest.mark.skipif(not native().isas, reason="no native kernels here")),
-    "tpu",
-    "gpu",
-]
 CASE = Case(((0, 1), (16, 1), (130, 1), (0, 40), (17, 5)), rank=128, rope=32, width=256, page_size=128)
 
 

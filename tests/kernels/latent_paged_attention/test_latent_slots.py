@@ -7,11 +7,9 @@ import numpy as np
 import pytest
 from latent_cases import Case
 
-from pallas_kernels.cpu_native import native
 from pallas_kernels.latent_paged_attention import latent_paged_attention
-from tests.kernels.interpreters import INTERPRET
+from tests.kernels.interpreters import BACKENDS, INTERPRET, on_each_backend
 
-BACKENDS = ["reference", *(["cpu"] if native().isas else []), "tpu", "gpu"]
 SHAPE = {"rank": 128, "rope": 32, "width": 256, "page_size": 64}
 CASES = {
     "decode": (Case(((0, 1), (15, 1), (16, 1), (700, 1)), **SHAPE), 8),
@@ -29,15 +27,7 @@ def run(case, backend, count, over_shards):
     return batch, out, pool, parts
 
 
-def cases():
-    """Each case on each backend; those that an interpreter takes long for are slow, but one."""
-    for name in CASES:
-        for backend in BACKENDS:
-            quick = backend not in ("tpu", "gpu") or name in ("verification", "nothing")
-            yield pytest.param(name, backend, marks=() if quick else pytest.mark.slow)
-
-
-@pytest.mark.parametrize(("name", "backend"), list(cases()))
+@pytest.mark.parametrize(("name", "backend"), on_each_backend(CASES, quick=("verification", "nothing")))
 def test_the_merged_shards_equal_dense_attention(name, backend, over_shards):
     case, count = CASES[name]
     batch, out, pool, _ = run(case, backend, count, over_shards)

@@ -12,17 +12,11 @@ from pallas_kernels.common.backends import UnsupportedError
 from pallas_kernels.common.quantised_pool import quantise
 from pallas_kernels.cpu_native import native
 from pallas_kernels.ragged_paged_attention import ragged_paged_attention
-from tests.kernels.interpreters import INTERPRET
+from tests.kernels.interpreters import BACKENDS, INTERPRET
 
 from . import naive
 from .harness import ARRAYS, MIXED, SMALL
 
-BACKENDS = [
-    "reference",
-    pytest.param("cpu", marks=pytest.mark.skipif(not native().isas, reason="no native kernels here")),
-    "tpu",
-    "gpu",
-]
 CASES = {
     "mixed": (naive.Case(SMALL), "int8"),
     "window": (naive.Case(SMALL, options={"window": 20}, sinks=True), "float8_e4m3fn"),

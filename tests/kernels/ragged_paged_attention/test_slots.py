@@ -7,14 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.cpu_native import native
 from pallas_kernels.ragged_paged_attention import ragged_paged_attention
-from tests.kernels.interpreters import INTERPRET
+from tests.kernels.interpreters import BACKENDS, INTERPRET, on_each_backend
 
 from . import naive
 from .harness import ARRAYS, CASES, TOLERANCE
 
-BACKENDS = ["reference", *(["cpu"] if native().isas else []), "tpu", "gpu"]
 LENS = ((0, 1), (15, 1), (40, 1), (0, 20), (17, 5), (20, 3))
 NAMES = ("mixed", "window", "window_of_one", "chunk", "soft_cap", "sinks", "multi_query", "verification", "bfloat16")
 
@@ -39,17 +37,9 @@ def run(case, backend, count, over_shards):
     return batch, out, pool, parts
 
 
-def cases():
-    """Each case on each backend; those that an interpreter takes long for are slow, but two."""
-    for i, name in enumerate(NAMES):
-        for backend in BACKENDS:
-            quick = backend not in ("tpu", "gpu") or name in ("window", "sinks")
-            yield pytest.param(name, (2, 4, 8)[i % 3], backend, marks=() if quick else pytest.mark.slow)
-
-
-@pytest.mark.parametrize(("name", "count", "backend"), cases())
-def test_the_merged_shards_equal_dense_attention(name, count, backend, over_shards):
-    case = shard_case(name, backend)
+@pytest.mark.parametrize(("name", "backend"), on_each_backend(NAMES, quick=("window", "sinks")))
+def test_the_merged_shards_equal_dense_attention(name, backend, over_shards):
+    case, count = shard_case(name, backend), (2, 4, 8)[NAMES.index(name) % 3]
     batch, out, pool, _ = run(case, backend, count, over_shards)
     tolerance = TOLERANCE[case.q_dtype]
     np.testing.assert_allclose(out, naive.attend(case, batch), atol=tolerance, rtol=tolerance)
